@@ -1,0 +1,1 @@
+"""Words in, words out: parses options and prints; knows no array."""

@@ -1,0 +1,5 @@
+"""The command `tfm`."""
+
+
+def main() -> None:
+    raise SystemExit("tfm: not there yet")

@@ -1,0 +1,1 @@
+"""On-disk conventions for quantised weights, one a file."""

@@ -1,0 +1,1 @@
+"""One weight format a file: its layout, its unpacking and its micro-kernel."""
