@@ -1,0 +1,171 @@
+"""The one compile policy: how a kernel is compiled, where its machine code is kept, and how it is called.
+
+An *entry* is a compiled function that Python calls. Its arguments are plain numbers (counts, addresses), so that its machine code
+needs nothing from Numba at run time: what Numba emitted is kept as an object file, and a later process loads it
+with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds the kernel's source.
+
+The object files lie in a folder named by a digest of everything they depend on: the sources, the versions of Numba and llvmlite,
+the CPU's name and its features. Each is written under a temporary name and renamed, and carries the digest of its
+own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written the work goes on without.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+Progress = Callable[[str, int, int | None], None]
+
+KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; each is about 1 MB
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a kernel or a part of one: no GIL, no bounds checks, no exceptions, no allocation, NumPy's rules for division."""
+    import numba
+
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+
+def cache_folder() -> Path:
+    """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder."""
+    return Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm"))
+
+
+@cache
+def _machine() -> str:
+    import llvmlite.binding as llvm
+
+    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        features = "" if os.environ.get("NUMBA_CPU_NAME") else llvm.get_host_cpu_features().flatten()
+    return f"{llvm.get_default_triple()} {name} {features} numba {version('numba')} llvmlite {version('llvmlite')}"
+
+
+@cache
+def _digest(sources: tuple[Path, ...]) -> str:
+    """A name for the machine code of these sources, the kernels beside this file, and this machine."""
+    digest = hashlib.sha256(_machine().encode())
+    kernels = Path(__file__).parent
+    for path in sorted({*kernels.glob("*.py"), *kernels.glob("formats/*.py"), *sources}):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+class Entry:
+    """A compiled function of plain numbers, called from Python without the GIL.
+
+    target is "module:function"; arguments has a letter for each, i for int64 and f for float64; a call gives an int64 (0 where
+    the function returns nothing). It is loaded or compiled at the first call, or before by `prepare`. sources names files other than the
+    kernels and the module itself that the machine code depends on.
+    """
+
+    def __init__(self, target: str, arguments: str, sources: tuple[str, ...] = ()) -> None:
+        self.module, self.function = target.split(":")
+        self.arguments = arguments
+        self.sources = sources
+        self._lock = threading.Lock()
+        self._native: Any = None
+        self._engine: Any = None  # owns the machine code
+
+    def __call__(self, *arguments: float) -> int:
+        if self._native is None:
+            self.prepare()
+        result, error = ctypes.c_int64(0), ctypes.c_void_p()
+        status = self._native(ctypes.byref(result), ctypes.byref(error), *arguments)
+        assert status in (0, -2), f"{self.function} ended with status {status}"  # -2 is Numba's "returned None"
+        return result.value
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
+        with self._lock:
+            if self._native is not None:
+                return
+            path = self._path()
+            kept = _read_object(path)
+            if kept is None:
+                label = "compiling kernels for this CPU (once)"
+                if progress:
+                    progress(label, 0, 1)
+                kept = self._compile()
+                _write_object(path, *kept)
+                if progress:
+                    progress(label, 1, 1)
+            self._load(*kept)
+
+    def _path(self) -> Path:
+        spec = importlib.util.find_spec(self.module)
+        assert spec is not None and spec.origin is not None
+        digest = _digest((Path(spec.origin), *map(Path, self.sources)))
+        return cache_folder() / "kernels" / digest / f"{self.module}.{self.function}.o"
+
+    def _compile(self) -> tuple[str, bytes]:
+        """The symbol's name and the object file, from Numba."""
+        from numba import types
+
+        dispatcher = getattr(importlib.import_module(self.module), self.function)
+        dispatcher.compile(tuple({"i": types.int64, "f": types.float64}[letter] for letter in self.arguments))
+        (result,) = dispatcher.overloads.values()
+        library = result.library
+        code = library._codegen._tm.emit_object(library._final_module)
+        return result.fndesc.llvm_func_name, code
+
+    def _load(self, symbol: str, code: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        arguments = [{"i": ctypes.c_int64, "f": ctypes.c_double}[letter] for letter in self.arguments]
+        kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *arguments)
+        self._native = kind(self._engine.get_function_address(symbol))
+
+
+def _read_object(path: Path) -> tuple[str, bytes] | None:
+    """The symbol and object file kept at path; None where there is none, or it is not whole."""
+    try:
+        head, code = path.read_bytes().split(b"\n", 1)
+        fields = json.loads(head)
+        symbol, digest = fields["symbol"], fields["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (symbol, code) if hashlib.sha256(code).hexdigest() == digest else None
+
+
+def _write_object(path: Path, symbol: str, code: bytes) -> None:
+    head = json.dumps({"symbol": symbol, "sha256": hashlib.sha256(code).hexdigest()}).encode()
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(head + b"\n" + code)
+        os.replace(temporary, path)
+        _drop_oldest(path.parent.parent)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        warnings.warn(f"compiled kernels are not kept: {error}; set TFM_CACHE to a folder that can be written", stacklevel=2)
+
+
+def _drop_oldest(folder: Path) -> None:
+    folders = sorted(folder.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    for old in folders[KEPT_FOLDERS:]:
+        shutil.rmtree(old, ignore_errors=True)
