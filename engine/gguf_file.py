@@ -1,0 +1,85 @@
+"""A GGUF file opened for reading: every fault of the file becomes one TfmError that names it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from gguf import ReaderTensor
+
+MAGIC = b"GGUF"
+DAMAGED = "the file is truncated or damaged, fetch it again"
+
+
+class GgufFile:
+    """Metadata fields with their types checked as they are asked for, and tensors by name (mapped, not read)."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                magic = file.read(4)
+            if magic != MAGIC:
+                raise TfmError(f"{path}: not a GGUF file", f"first bytes {magic!r}", f"{MAGIC!r}")
+            reader = GGUFReader(path)
+        except OSError as error:
+            raise TfmError(f"{path}: cannot be read", error.strerror or error) from error
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            raise TfmError(f"{path}: not readable as GGUF", error, do=DAMAGED) from error
+        if reader.byte_order != "I":
+            raise TfmError(f"{path}: byte order", "swapped", "this machine's own")
+        self._fields = reader.fields
+        self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
+
+    def names(self) -> list[str]:
+        """The names of all metadata fields."""
+        return list(self._fields)
+
+    def has(self, field: str) -> bool:
+        return field in self._fields
+
+    def _get(self, field: str, kinds: tuple[type, ...], default: Any) -> Any:
+        if field not in self._fields:
+            if default is None:
+                raise TfmError(f"{self.path}: field {field}", "nothing", "it must be there")
+            return default
+        try:
+            value = self._fields[field].contents()
+        except (ValueError, IndexError) as error:
+            raise TfmError(f"{self.path}: field {field}", error, do=DAMAGED) from error
+        if not isinstance(value, kinds):
+            raise TfmError(f"{self.path}: field {field}", repr(value)[:80], " or ".join(k.__name__ for k in kinds))
+        return value
+
+    def text(self, field: str, default: str | None = None) -> str:
+        return str(self._get(field, (str,), default))
+
+    def flag(self, field: str, default: bool) -> bool:
+        return bool(self._get(field, (bool,), default))
+
+    def integer(self, field: str, default: int | None = None) -> int:
+        """A whole number; a list of equal ones, as some writers give one a layer, counts as that number."""
+        value = self._get(field, (int, list), default)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise TfmError(f"{self.path}: field {field}", f"{value[:8]}", "the same number for every layer")
+            value = value[0]
+        return int(value)
+
+    def size(self, field: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self.integer(field, default)
+        if value < 1:
+            raise TfmError(f"{self.path}: field {field}", value, "1 or more")
+        return value
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """The shortest decimal that is this float32: 1e-05 where the file holds 9.999999747378752e-06."""
+        return float(str(np.float32(self._get(field, (float, int), default))))
+
+    def sequence(self, field: str) -> list[Any]:
+        return list(self._get(field, (list,), None))

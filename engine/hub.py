@@ -1,0 +1,181 @@
+"""From what a person calls a model to a checkpoint folder on this disk: a path, the hub, or the default model."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tfm.engine.default_model import ensure_default_model
+from tfm.engine.errors import TfmError
+from tfm.engine.gguf_import import import_gguf
+from tfm.engine.progress import Progress, silent
+from tfm.engine.store import DEFAULT_MODEL, building, models_folder, write_source
+
+FORMS = f"a folder, a .gguf file, org/name[@revision] on the hub, {DEFAULT_MODEL}"
+HUB_REF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SMALL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    INDEX,
+]
+"""Everything a folder needs but the weights; which files hold those, the index says."""
+
+
+def resolve(
+    ref: str | Path, progress: Progress | None = None, offline: bool | None = None, refresh: bool = False
+) -> Path:
+    """The checkpoint folder that ref means, downloaded or imported if it is not there yet. A path that exists wins.
+
+    What is in the hub's cache is used without asking the hub; refresh asks it for something newer. offline forbids the
+    network (None: what HF_HUB_OFFLINE says). Raises TfmError, also for a name of no known form.
+    """
+    progress = progress or silent
+    if offline is None:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise TfmError(f"model {ref}", "a file", FORMS, "give the folder that holds config.json")
+        return _imported_gguf(path, progress)
+    if str(ref) == DEFAULT_MODEL:
+        return ensure_default_model(progress, offline)
+    name = ref if isinstance(ref, str) else ""
+    match = HUB_REF.fullmatch(name)
+    if match is None or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors")):
+        raise TfmError(f"model {ref}", "no such folder or file", FORMS)
+    return _from_hub(match["repo"], match["revision"], progress, offline, refresh)
+
+
+def _imported_gguf(gguf: Path, progress: Progress) -> Path:
+    """The import of a GGUF file, made once for each path, size and time of change; older imports of it go."""
+    gguf = gguf.resolve()
+    state = gguf.stat()
+    place = hashlib.sha256(os.fsencode(gguf)).hexdigest()[:8]
+    version = hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:8]
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem).lstrip(".")
+    name = f"{stem}-{place}-{version}"
+    with building(name, progress) as staging:
+        if staging is not None:
+            import_gguf(gguf, staging / "model", progress)
+            write_source(staging / "model", str(gguf))
+    return models_folder() / name
+
+
+def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool, refresh: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    ref = f"{repo}@{revision}" if revision else repo
+    if not refresh or offline:
+        cached = _cached_snapshot(repo, revision)
+        if cached is not None:
+            return cached
+    if offline:
+        raise TfmError(
+            f"model {ref}", "not in the hub's cache, and offline was asked for", do="fetch it once with the network on"
+        )
+    arguments: dict[str, Any] = {"tqdm_class": _bar_class(f"downloading {ref}", progress)}
+    with _hub_faults(ref, revision):
+        progress(f"downloading {ref}", 0, None)
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=SMALL_FILES, **arguments))
+        names = _weight_files(folder)
+        snapshot_download(repo, revision=folder.name, allow_patterns=names, **arguments)
+    for name in ("config.json", *names):
+        if not (folder / name).is_file():
+            raise TfmError(f"model {ref}: {name}", "not in the repository", f"config.json and {SINGLE} or its shards")
+    return folder
+
+
+def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The snapshot in the hub's cache, when it is whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(repo, revision=revision, allow_patterns=SMALL_FILES, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    folder = Path(found)
+    needed = ("config.json", "tokenizer.json", *_weight_files(folder))
+    return folder if all((folder / name).is_file() for name in needed) else None
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files that hold the weights: what the index names, or the single file. A broken index is the loader's."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return sorted({str(name) for name in index["weight_map"].values()})
+    except FileNotFoundError:
+        return [SINGLE]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [INDEX]
+
+
+@contextmanager
+def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
+    """Each fault of the hub as one line; the hub's own log is kept quiet meanwhile."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    what = f"model {ref}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise TfmError(what, "a gated repository", do="accept its terms on its page and set HF_TOKEN") from error
+    except errors.RepositoryNotFoundError as error:
+        remedy = "check the name; for a private repository set HF_TOKEN"
+        raise TfmError(what, "no such folder, and no such repository on the hub", FORMS, remedy) from error
+    except errors.RevisionNotFoundError as error:
+        raise TfmError(f"{what}: revision", repr(revision), "a branch, tag or commit of the repository") from error
+    except errors.HFValidationError as error:
+        raise TfmError(what, error, FORMS) from error
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        remedy = "check the network and run it again, what is already there is kept"
+        raise TfmError(f"{what}: download failed", _first_line(error), do=remedy) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0]
+
+
+def _bar_class(label: str, progress: Progress) -> type:
+    """A tqdm that prints nothing and hands the bytes downloaded so far to progress.
+
+    The hub makes several bars of it: one counts files, one the bytes over the wire, and one the bytes of the files.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.counts_bytes = kwargs.get("unit") == "B" and kwargs.get("desc") != "Downloading bytes"
+            super().__init__(*args, **(kwargs | {"disable": False}))
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            if self.counts_bytes:
+                progress(label, int(self.n), int(self.total) if self.total else None)
+
+        def close(self) -> None:
+            self.display()
+            self.disable = True
+            super().close()
+
+    return Bar
