@@ -43,6 +43,7 @@ def target_features() -> frozenset[str]:
 
 FEATURES = target_features()
 IS_X86 = llvm.get_default_triple().startswith(("x86_64", "i686"))
+IS_AARCH64 = llvm.get_default_triple().startswith(("aarch64", "arm64"))
 HAS_FMA = not IS_X86 or "fma" in FEATURES
 HAS_F16C = not IS_X86 or "f16c" in FEATURES
 HAS_AVX2 = IS_X86 and "avx2" in FEATURES
@@ -219,7 +220,7 @@ def _poke(name: str) -> Any:
 
 
 peek_f32, peek_i8, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, ("f32", "i8", "u8", "u16", "i32", "u32", "i64"))
-poke_f32, poke_i8, poke_u8, poke_u16, poke_i32, poke_i64 = map(_poke, ("f32", "i8", "u8", "u16", "i32", "i64"))
+poke_f32, poke_i8, poke_u8, poke_u16, poke_i32, poke_u32, poke_i64 = map(_poke, ("f32", "i8", "u8", "u16", "i32", "u32", "i64"))
 
 
 def record_at(dtype: np.dtype[Any]) -> Any:
@@ -251,6 +252,7 @@ def _memory(name: str, vector: Vector, build_load: Callable[..., ir.Value]) -> A
         return vector(types.int64), lambda context, builder, sig, args: build_load(builder, args[0])
 
     load.__name__ = name
+    load.vector_load = build_load
     return load
 
 
@@ -324,14 +326,41 @@ def half_bits(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
-def half_value(typingctx: Any, bits: Any) -> Any:
-    """The float32 value of float16 bits."""
+def peek_f16(typingctx: Any, address: Any) -> Any:
+    """The float16 at an address, as float32."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lanes = builder.insert_element(constant(ir.VectorType(I16, 4), 0), args[0], ir.Constant(I32, 0))
+        bits = load_at(builder, args[0], I16)
+        lanes = builder.insert_element(constant(ir.VectorType(I16, 4), 0), bits, ir.Constant(I32, 0))
         return builder.extract_element(half_to_float(builder, lanes), ir.Constant(I32, 0))
 
-    return types.float32(types.uint16), build
+    return types.float32(types.int64), build
+
+
+@intrinsic
+def peek_bf16(typingctx: Any, address: Any) -> Any:
+    """The bfloat16 at an address, as float32."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.zext(load_at(builder, args[0], I16), I32)
+        return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
+
+    return types.float32(types.int64), build
+
+
+@intrinsic
+def store_first(typingctx: Any, address: Any, value: Any, count: Any) -> Any:
+    """Store the first `count` float32 lanes (all where count >= 16) and leave the memory beyond alone."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address, value, count = args
+        index = ir.Constant(V_I32, list(range(LANES)))
+        mask = builder.icmp_signed("<", index, broadcast(builder, builder.trunc(count, I32), LANES))
+        pointer = builder.inttoptr(address, V_F32.as_pointer())
+        call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, pointer, ir.Constant(I32, 4), mask)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f32x16, types.int64), build
 
 
 @intrinsic
@@ -454,36 +483,65 @@ def round_even(typingctx: Any, value: Any) -> Any:
     return f32x16(f32x16), build
 
 
-# exp(r) on |r| <= ln(2)/2: a polynomial of degree 6 with the relative error made least by `tests/test_kernels.py`'s
-# neighbour, a Remez fit in float64; the whole exp is within 1.1 units in the last place of float32.
-EXP_COEFFICIENTS = (1.0, 1.0, 0.5, 0.16666657, 0.041666877, 0.0083335545, 0.0013888889)
+# exp(r) = 1 + r + r**2 q(r) on |r| <= ln(2)/2: q by a Remez fit in float64 that rounds its coefficients to float32 one after the
+# other; the relative error of the polynomial is 0.055 * 2**-24.
+EXP_COEFFICIENTS = (1.0, 1.0, 0.49999994, 0.16666517, 0.041668102, 0.0083691655, 0.0013838324)
+# tanh(x) = x + x**3 q(x**2) on |x| <= 0.625, fitted likewise; the relative error of the polynomial is 0.076 * 2**-24.
+TANH_COEFFICIENTS = (-0.3333328, 0.13331406, -0.053736515, 0.020628167, -0.0056922967)
+
+
+def polynomial(builder: ir.IRBuilder, x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """The polynomial with these coefficients, lowest power first, by Horner's rule."""
+    p = constant(x.type, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        p = multiply_add(builder, p, x, constant(x.type, coefficient))
+    return p
+
+
+def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """e**x: x = n ln 2 + r with ln 2 in two parts, so that r is right to its last bits; 2**n goes into the exponent in two halves,
+    since n may be 128."""
+    magic = constant(V_F32, 12582912.0)
+    shifted = multiply_add(builder, x, constant(V_F32, 1.4426950408889634), magic)
+    n = builder.fsub(shifted, magic)
+    r = multiply_add(builder, n, constant(V_F32, -0.693359375), x)
+    r = multiply_add(builder, n, constant(V_F32, 2.12194440e-4), r)
+    p = polynomial(builder, r, EXP_COEFFICIENTS)
+    whole = builder.sub(builder.bitcast(shifted, V_I32), constant(V_I32, 0x4B400000))
+    half = builder.ashr(whole, constant(V_I32, 1))
+    for part in (half, builder.sub(whole, half)):
+        exponent = builder.shl(builder.add(part, constant(V_I32, 127)), constant(V_I32, 23))
+        p = builder.fmul(p, builder.bitcast(exponent, V_F32))
+    p = builder.select(builder.fcmp_ordered("<", x, constant(V_F32, -87.33654)), constant(V_F32, 0.0), p)
+    return builder.select(builder.fcmp_ordered(">", x, constant(V_F32, 88.72283)), constant(V_F32, float("inf")), p)
 
 
 @intrinsic
 def exp(typingctx: Any, value: Any) -> Any:
-    """e**value in every lane; below -87.3 it is 0, above 88.4 infinity; NaN stays NaN.
+    """e**value in every lane, within 0.90 units in the last place (1.17 without fused multiply-add), and exactly 1 at 0.
 
-    value = n ln 2 + r with ln 2 in two parts, so that r is exact to the last bits; then 2**n is put into the exponent in two halves,
-    since n may be 128.
+    Below -87.33654 it is 0 (a result that float32 could only hold as a subnormal), above 88.72283 infinity; NaN stays NaN.
+    """
+    return f32x16(f32x16), lambda context, builder, sig, args: exponential(builder, args[0])
+
+
+@intrinsic
+def tanh(typingctx: Any, value: Any) -> Any:
+    """The hyperbolic tangent of every lane, within 1.4 units in the last place; -0 and NaN stay.
+
+    A polynomial up to 0.625, so that it is right relative to itself near 0; beyond, 1 - 2 / (e**(2 |x|) + 1) with the sign of x.
     """
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         x = args[0]
-        magic = constant(V_F32, 12582912.0)
-        shifted = multiply_add(builder, x, constant(V_F32, 1.4426950408889634), magic)
-        n = builder.fsub(shifted, magic)
-        r = multiply_add(builder, n, constant(V_F32, -0.693359375), x)
-        r = multiply_add(builder, n, constant(V_F32, 2.12194440e-4), r)
-        p = constant(V_F32, EXP_COEFFICIENTS[-1])
-        for coefficient in reversed(EXP_COEFFICIENTS[:-1]):
-            p = multiply_add(builder, p, r, constant(V_F32, coefficient))
-        whole = builder.sub(builder.bitcast(shifted, V_I32), constant(V_I32, 0x4B400000))
-        half = builder.ashr(whole, constant(V_I32, 1))
-        for part in (half, builder.sub(whole, half)):
-            exponent = builder.shl(builder.add(part, constant(V_I32, 127)), constant(V_I32, 23))
-            p = builder.fmul(p, builder.bitcast(exponent, V_F32))
-        p = builder.select(builder.fcmp_ordered("<", x, constant(V_F32, -87.33654)), constant(V_F32, 0.0), p)
-        return builder.select(builder.fcmp_ordered(">", x, constant(V_F32, 88.72283)), constant(V_F32, float("inf")), p)
+        square = builder.fmul(x, x)
+        near = multiply_add(builder, builder.fmul(square, x), polynomial(builder, square, TANH_COEFFICIENTS), x)
+        size = call(builder, "llvm.fabs.v16f32", V_F32, x)
+        power = exponential(builder, builder.fadd(size, size))
+        one, two = constant(V_F32, 1.0), constant(V_F32, 2.0)
+        far = builder.fsub(one, builder.fdiv(two, builder.fadd(power, one)))
+        result = builder.select(builder.fcmp_unordered(">", size, constant(V_F32, 0.625)), far, near)
+        return call(builder, "llvm.copysign.v16f32", V_F32, result, x)
 
     return f32x16(f32x16), build
 
@@ -528,6 +586,26 @@ def fma_rows(typingctx: Any, acc: Any, w: Any, x: Any, stride: Any) -> Any:
         return _rows(builder, acc, change)
 
     return acc(acc, f32x16, types.int64, types.int64), build
+
+
+def fma_panels(load: Any) -> Any:
+    """An intrinsic: acc[p] += (the vector that `load` reads at w + p * stride) * (the float32 at x), one row against several panels."""
+    build_load = load.vector_load
+
+    @intrinsic
+    def fma(typingctx: Any, acc: Any, w: Any, stride: Any, x: Any) -> Any:
+        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            acc, w, stride, x = args
+            value = broadcast(builder, load_at(builder, x, F32), LANES)
+
+            def change(p: int, row: ir.Value) -> ir.Value:
+                return multiply_add(builder, build_load(builder, _row_address(builder, w, stride, p)), value, row)
+
+            return _rows(builder, acc, change)
+
+        return acc(acc, types.int64, types.int64, types.int64), build
+
+    return fma
 
 
 @intrinsic
@@ -752,3 +830,59 @@ def fma_dots(typingctx: Any, acc: Any, dots: Any, w_scale: Any, w_bias: Any, a: 
         return _rows(builder, acc, change)
 
     return acc(acc, dots, f32x16, f32x16, types.int64, types.int64), build
+
+
+# ---------------------------------------------------------------------------------------------- between threads
+
+# All are sequentially consistent, on int64.
+
+
+@intrinsic
+def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at an address; what it was before."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), build
+
+
+@intrinsic
+def atomic_swap(typingctx: Any, address: Any, value: Any) -> Any:
+    """Put a value at an address; what it was before."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("xchg", builder.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), build
+
+
+@intrinsic
+def atomic_load(typingctx: Any, address: Any) -> Any:
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+@intrinsic
+def pause(typingctx: Any) -> Any:
+    """Tell the processor that this is a spin."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if IS_X86:
+            call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+        elif IS_AARCH64:
+            call(builder, "llvm.aarch64.hint", ir.VoidType(), ir.Constant(I32, 1))
+        return context.get_dummy_value()
+
+    return types.void(), build

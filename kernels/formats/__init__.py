@@ -1,1 +1,32 @@
-"""One weight format a file: its layout, its unpacking and its micro-kernel."""
+"""Weight formats, one a file: its layout, its packing and unpacking, and its micro-kernel.
+
+A format module has
+    CODE                              its number in kernels/records.py
+    QUANTIZED                         whether it reads int8 activations (else float32)
+    tile_kernel(rows)                 the micro-kernel for so many rows of activations and one panel of 16 outputs
+    row_kernel                        one for a single row and several panels, or None
+    pack(matrix, panel, rows, ...)    writes one panel from the arrays of a checkpoint
+    embed(matrix, row, out)           one row, as float32
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfm.kernels.jit import jit
+
+
+def by_format(functions: Mapping[int, Any]) -> Any:
+    """A compiled function that calls the one of `functions` whose key is the format of its first argument, a matrix record."""
+    (code, function), *others = functions.items()
+    if not others:
+        return function
+    otherwise = by_format(dict(others))
+
+    @jit
+    def pick(matrix, *arguments):
+        if matrix.format == code:
+            function(matrix, *arguments)
+        else:
+            otherwise(matrix, *arguments)
+
+    return pick

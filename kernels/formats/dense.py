@@ -1,0 +1,110 @@
+"""Weights in floating point: what f32, bf16 and f16 share.
+
+A panel holds 16 outputs, interleaved along K, so that a vector is one column of the panel:
+
+    k = 0                   k = 1
+    | w[0,0] .. w[15,0] |  | w[0,1] .. w[15,1] |  ...        w[n, k], n counted from the panel's first output
+
+y[n] = sum over k of w[n, k] x[k], in float32, one fused multiply-add for each k in order. Rows of activations share the load
+of a column; a single row takes four panels at once, because one chain of additions would wait for its own result.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tfm.kernels.jit import jit
+from tfm.kernels.records import LANES
+from tfm.kernels.simd import (
+    add_rows,
+    add_vector,
+    f32x16,
+    fma_panels,
+    fma_rows,
+    load_f32,
+    peek_i64,
+    peek_u16,
+    peek_u32,
+    poke_f32,
+    poke_u16,
+    poke_u32,
+    store_rows,
+    tile_of,
+)
+
+PANELS_AT_ONCE = 4
+
+
+def tile_kernel(load: Any, element_bytes: int, rows: int) -> Any:
+    """The micro-kernel for `rows` rows of activations and one panel."""
+    zeros = tile_of(f32x16, rows)
+    step = LANES * element_bytes
+
+    @jit
+    def tile(matrix, panel, acts, t, bias, out, out_stride, add):
+        acc = zeros()
+        x = acts.values + t * acts.stride
+        for k in range(matrix.columns):
+            acc = fma_rows(acc, load(panel + k * step), x + 4 * k, acts.stride)
+        if bias != 0:
+            acc = add_vector(acc, load_f32(bias))
+        if add:
+            acc = add_rows(acc, out, out_stride)
+        store_rows(acc, out, out_stride)
+
+    return tile
+
+
+def row_kernel(load: Any, element_bytes: int) -> Any:
+    """The micro-kernel for one row of activations and four panels; the same sums as `tile_kernel`, side by side."""
+    zeros = tile_of(f32x16, PANELS_AT_ONCE)
+    fma = fma_panels(load)
+    step = LANES * element_bytes
+
+    @jit
+    def row(matrix, panel, acts, t, bias, out, out_stride, add):
+        acc = zeros()
+        x = acts.values + t * acts.stride
+        for k in range(matrix.columns):
+            acc = fma(acc, panel + k * step, matrix.panel_bytes, x + 4 * k)
+        if bias != 0:
+            acc = add_rows(acc, bias, 4 * LANES)
+        if add:
+            acc = add_rows(acc, out, 4 * LANES)
+        store_rows(acc, out, 4 * LANES)
+
+    return row
+
+
+def packer(element_bytes: int) -> Any:
+    """A packer of panel p; `rows` is the address of the int64 source rows of all outputs, -1 for zeros; strides are in bytes."""
+    peek, poke, zero = (peek_u32, poke_u32, np.uint32(0)) if element_bytes == 4 else (peek_u16, poke_u16, np.uint16(0))
+
+    @jit
+    def pack(matrix, p, rows, source, row_stride, column_stride, scales, biases):
+        panel, rows = matrix.data + p * matrix.panel_bytes, rows + 8 * LANES * p
+        for r in range(LANES):
+            row = peek_i64(rows + 8 * r)
+            for k in range(matrix.columns):
+                value = peek(source + row * row_stride + k * column_stride) if row >= 0 else zero
+                poke(panel + (k * LANES + r) * element_bytes, value)
+
+    return pack
+
+
+def embedder(peek: Any, element_bytes: int) -> Any:
+    """A function that writes row `row` of the matrix to out (float32, columns long)."""
+
+    @jit
+    def embed(matrix, row, out):
+        panel, lane = matrix.data + row // LANES * matrix.panel_bytes, row % LANES
+        for k in range(matrix.columns):
+            poke_f32(out + 4 * k, peek(panel + (k * LANES + lane) * element_bytes))
+
+    return embed
+
+
+def unpack(packed: Any, rows: int, columns: int, value: np.dtype[Any]) -> Any:
+    """[rows, columns] values of the bytes of packed panels; NumPy, for tests."""
+    panels = packed.view(value).reshape(-1, columns, LANES)
+    return panels.transpose(0, 2, 1).reshape(-1, columns)[:rows]

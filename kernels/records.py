@@ -1,0 +1,70 @@
+"""The records that kernels read: NumPy structured types, so that Python fills them and a kernel reads `matrix.panels`.
+
+This file imports neither Numba nor llvmlite: the engine needs it in every process. Fields are int64 addresses and counts unless
+they say otherwise; an address of 0 means that the thing is not there.
+"""
+
+from typing import Any
+
+import numpy as np
+
+LANES = 16  # outputs of a panel, one lane each
+GROUP = 32  # columns that share one scale of quantised activations
+KV_BLOCK = 64  # positions of a cache block
+SEGMENT_BLOCKS = 8  # blocks that attention sums by themselves before it merges them; so the order of summation is fixed
+
+# Weight formats. Float formats keep float32 activations; affine ones quantise the activations to int8.
+F32, BF16, F16, Q8, Q4 = range(5)
+FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "q8": Q8, "q4": Q4}
+SCALE_TYPES = {"f32": 0, "f16": 1, "bf16": 2}
+KV_TYPES = {"f32": 0, "f16": 1, "q8": 2}
+NORMS = {"none": 0, "rms": 1, "layer": 2}
+HIDDEN_ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+
+_I = np.int64
+
+
+def _record(*fields: Any) -> np.dtype[Any]:
+    return np.dtype([field if isinstance(field, tuple) else (field, _I) for field in fields], align=True)
+
+
+# A weight matrix [N, K] in panels of 16 outputs; see kernels/formats. rows is N as it came, panels * 16 what is computed.
+MATRIX = _record("data", "bias", "format", "rows", "columns", "panels", "panel_bytes", "group_size", "scale_type")
+
+# Rows that a matmul reads: float32 values, and the same as int8 with, for every 32 columns, 16 bytes:
+# scale (float32), scale * sum (float32), sum of the int8 (int32), 4 unused. Strides are bytes from row to row.
+ACTIVATIONS = _record("values", "stride", "quantized", "quantized_stride", "groups", "groups_stride")
+
+# What attention needs to know of a layer. Sizes are in elements; head_size is head_dim padded to 16 lanes.
+HEADS = _record(
+    "num_attention_heads", "num_key_value_heads", "head_dim", "head_size", "sliding_window",
+    ("scale", np.float32), ("softcap", np.float32),
+)  # fmt: skip
+
+# Consecutive positions of one sequence among the rows of a step: rows first .. first + count - 1 are positions
+# position .. position + count - 1; blocks is the address of the sequence's table of block addresses.
+SPAN = _record("first", "count", "position", "blocks")
+
+# A thread of the team, and what it alone writes.
+THREAD = _record("index", "threads", "team", "episode", "step", "work", "activations", "scratch")
+
+# What the threads share, a cache line each: arrivals at barriers, the number of the step, the state of parking.
+TEAM_ARRIVED, TEAM_STEP, TEAM_PARKED = 0, 64, 128  # from TEAM_PARKED on, a cache line for each thread
+
+
+def panels_of(rows: int) -> int:
+    return -(-rows // LANES)
+
+
+def panel_bytes(format: int, columns: int, group_size: int, scale_type: int) -> int:
+    """Bytes of one packed panel: 16 outputs by all columns, with scales and biases where the format has them."""
+    if format in (F32, BF16, F16):
+        return columns * LANES * (4 if format == F32 else 2)
+    scales = 2 * LANES * (4 if scale_type == SCALE_TYPES["f32"] else 2)
+    return columns // group_size * (scales + group_size * LANES * (4 if format == Q4 else 8) // 8)
+
+
+def head_bytes(kv_type: int, head_size: int) -> int:
+    """Bytes of the keys (or of the values) of one head in one cache block."""
+    element = {0: 4, 1: 2, 2: 1}[kv_type]
+    return KV_BLOCK * (head_size * element + (4 if kv_type == KV_TYPES["q8"] else 0))
