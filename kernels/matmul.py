@@ -1,7 +1,7 @@
 """y = x W^T + bias for weights in panels: the driver that all formats share. M rows, N outputs, K columns.
 
 A call computes some panels for some rows. Rows are taken in blocks that stay in the L2 cache, a panel is read once for a block, and
-a micro-kernel takes up to 8 rows at once (the tiles below). Which tile a row falls into does not change its sums.
+a micro-kernel takes up to TILE rows at once. Which tile a row falls into does not change its sums.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,9 @@ from tfm.kernels.records import (
     panel_bytes,
     panels_of,
 )
-from tfm.kernels.simd import HAS_AVX512, record_at
+from tfm.kernels.simd import TILE, record_at
 
 FORMATS = (q4, q8, f32, bf16, f16)
-# An AVX2 machine has 16 registers: 6 rows of 16 lanes are 12 accumulators. AVX-512 and aarch64 have 32.
-TILE = 8 if HAS_AVX512 else 6
 ROW_BLOCK = 96  # rows; times 1536 columns of int8 it is 144 KB
 
 matrix_at = record_at(MATRIX)

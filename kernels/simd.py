@@ -51,6 +51,10 @@ HAS_AVX512 = IS_X86 and "avx512f" in FEATURES and "avx512bw" in FEATURES
 HAS_VNNI_512 = HAS_AVX512 and "avx512vnni" in FEATURES
 HAS_VNNI_256 = HAS_AVX2 and ("avxvnni" in FEATURES or ("avx512vnni" in FEATURES and "avx512vl" in FEATURES))
 
+# Rows of activations that a micro-kernel takes at once: an AVX2 machine has 16 registers, and 6 rows of 16 lanes are 12 accumulators;
+# AVX-512 and aarch64 have 32.
+TILE = 8 if HAS_AVX512 or IS_AARCH64 else 6
+
 # ---------------------------------------------------------------------------------------------- types
 
 F32, F64, F16 = ir.FloatType(), ir.DoubleType(), ir.HalfType()
