@@ -5,9 +5,9 @@ Pair i of a head at position p is turned by the angle a = p * inv_freq[i] (Su an
     y = x cos(a) - x' sin(a)      x, x' = x[i], x[i + R]       half-split, as llama's checkpoints have it
     y' = x' cos(a) + x sin(a)           = x[2i], x[2i + 1]     interleaved: as in the paper
 
-The dimensions beyond 2R stay. Angles are float64, for at position 100,000 a float32 angle is off by 0.004; their cosines
-and sines and all else are float32. A vector of lanes and a single element go through the same operations, so an element
-has the same bits on either path.
+The dimensions beyond 2R stay. Angles are float64, for at position 100,000 a float32 angle is off by 0.004; cosines and
+sines and all else are float32. A vector of lanes and a single element go through the same operations, so an element has
+the same bits on either path.
 """
 
 from collections.abc import Mapping
