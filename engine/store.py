@@ -119,7 +119,7 @@ class StoredModel:
 
 def list_models() -> list[StoredModel]:
     """All models in tfm's cache, then the loadable ones in the hub's cache, each by name."""
-    own = [_own_model(path) for path in sorted(models_folder().glob("[!.]*")) if path.is_dir()]
+    own = [_own_model(config.parent) for config in sorted(models_folder().glob("[!.]*/config.json"))]
     return own + [_hub_model(repo_id, revision) for repo_id, revision in _hub_revisions() if _is_loadable(revision)]
 
 
