@@ -52,7 +52,8 @@ def _machine() -> str:
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     features = os.environ.get("NUMBA_CPU_FEATURES")
     if features is None:
-        features = "" if os.environ.get("NUMBA_CPU_NAME") else llvm.get_host_cpu_features().flatten()
+        # As Numba has it: any other name alone leaves the host's features on.
+        features = "" if name.lower() == "generic" else llvm.get_host_cpu_features().flatten()
     return f"{llvm.get_default_triple()} {name} {features} numba {version('numba')} llvmlite {version('llvmlite')}"
 
 
