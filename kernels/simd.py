@@ -33,9 +33,10 @@ LANES = 16
 
 
 def target_features() -> frozenset[str]:
-    """The features of the CPU that Numba compiles for: the host's, or those that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES force."""
-    if os.environ.get("NUMBA_CPU_FEATURES"):
-        return frozenset(f[1:] for f in os.environ["NUMBA_CPU_FEATURES"].split(",") if f.startswith("+"))
+    """The features of the CPU that Numba compiles for: the host's, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES force."""
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    if features is not None:
+        return frozenset(f[1:] for f in features.split(",") if f.startswith("+"))
     if os.environ.get("NUMBA_CPU_NAME", "").lower() == "generic":  # any other name alone leaves the host's features on
         return frozenset()
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
