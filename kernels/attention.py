@@ -24,7 +24,19 @@ from tfm.kernels.formats import dense
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.packing import aligned_empty
-from tfm.kernels.records import HEADS, KV_BLOCK, KV_TYPES, LANES, SEGMENT_BLOCKS, SPAN, THREAD, head_bytes
+from tfm.kernels.records import (
+    HEADS,
+    KV_BLOCK,
+    KV_TYPES,
+    LANES,
+    SEGMENT_BLOCKS,
+    SPAN,
+    STATE_HEAD,
+    THREAD,
+    attention_scratch_bytes,
+    head_bytes,
+    state_bytes,
+)
 from tfm.kernels.simd import (
     TILE,
     absolute,
@@ -66,7 +78,7 @@ F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
 SPAN_BYTES = SPAN.itemsize
 MAGIC = np.float32(12582912)  # 1.5 * 2**23: added and taken away, it leaves the nearest whole number, as simd.round_even
 NOTHING = np.float32(-1e30)  # the maximum of no scores; finite, so that exp(NOTHING - NOTHING) is 1 and not NaN
-STATE_HEAD = 128  # bytes of a row's state before o: the maximum m, and at 64 the 16 partial sums of l
+# A row's state: the maximum m, at 64 bytes the 16 partial sums of l, and from STATE_HEAD on o.
 
 heads_at, span_at, thread_at = record_at(HEADS), record_at(SPAN), record_at(THREAD)
 
@@ -351,11 +363,6 @@ run_segment = _pick({(kind, rows): segment_kernel(*KINDS[kind], rows) for kind i
 
 
 @jit
-def state_bytes(head_size):
-    return STATE_HEAD + 4 * head_size
-
-
-@jit
 def gather_queries(heads, span, kv_head, begin, rows, q, q_stride, tile_q, positions):
     """Copy `rows` queries of a key head's group, scaled, side by side. Query i of the group is row i // G of the span, head i % G."""
     group = heads.num_attention_heads // heads.num_key_value_heads
@@ -377,7 +384,7 @@ def attend_tile(kv_type, heads, span, layer_offset, kv_head, begin, segment, q, 
     left = span.count * group - begin
     rows = TILE if left > 4 else (4 if left > 1 else 1)
     left = min(left, rows)
-    stride = state_bytes(head_size)
+    stride = STATE_HEAD + 4 * head_size
     tile_q = scratch
     s = tile_q + 4 * TILE * head_size
     shrink = s + 4 * TILE * KV_BLOCK
@@ -440,7 +447,7 @@ def attend(me, kv_type, heads, spans, num_spans, layer_offset, q, q_stride, out,
 @jit
 def merge_segments(me, heads, spans, num_spans, out, out_stride, segments, partials, partial_bytes):
     """The results of all rows from the states of their segments, in order."""
-    stride = state_bytes(heads.head_size)
+    stride = STATE_HEAD + 4 * heads.head_size
     total = me.scratch
     piece = 0
     for i in range(num_spans):
@@ -484,11 +491,6 @@ _append_all = Entry("tfm.kernels.attention:append_all", "iiiiii")
 _attend_all = Entry("tfm.kernels.attention:attend_all", "iiiiiiiiiiii")
 
 
-def scratch_bytes(head_size: int) -> int:
-    """Bytes that a thread needs for `attend`."""
-    return 4 * TILE * (head_size + KV_BLOCK + LANES) + 128 + 2 * TILE * (STATE_HEAD + 4 * head_size)
-
-
 def attention(
     q_TNH: npt.NDArray[np.float32],
     k_SKH: npt.NDArray[np.float32],
@@ -520,8 +522,8 @@ def attention(
     span, claims = np.zeros(1, SPAN), np.zeros(1, np.int64)
     span[0] = (0, T, S - T, table.ctypes.data)
     segments = -(-blocks // SEGMENT_BLOCKS) if by_segment else 0
-    partial_bytes = T * N * (STATE_HEAD + 4 * size)
-    partials, scratch = aligned_empty(max(1, segments) * partial_bytes), aligned_empty(scratch_bytes(size))
+    partial_bytes = T * N * state_bytes(size)
+    partials, scratch = aligned_empty(max(1, segments) * partial_bytes), aligned_empty(attention_scratch_bytes(size))
     thread = np.zeros(1, THREAD)
     thread["threads"], thread["scratch"] = 1, scratch.ctypes.data
     out = np.full((T, N, H), np.nan, np.float32)

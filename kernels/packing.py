@@ -1,6 +1,7 @@
 """Weights of a checkpoint into panels: the Python side of kernels/formats, without Numba at run time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tfm.kernels.jit import Entry
 from tfm.kernels.records import FORMATS, LANES, MATRIX, SCALE_TYPES, panel_bytes, panels_of
 
 PACK = Entry("tfm.kernels.matmul:pack_panels", "iiiiiiiii")
+PANELS_A_TASK = 256
 ALIGN = 64  # bytes; a packed panel starts on a cache line
 
 
@@ -36,33 +38,26 @@ def packed_bytes(record: np.ndarray[Any, np.dtype[Any]]) -> int:
     return int(record["panels"][0] * record["panel_bytes"][0])
 
 
-def pack(
+def pack_tasks(
     record: np.ndarray[Any, np.dtype[Any]],
     weight: npt.NDArray[Any],
-    scales: npt.NDArray[Any] | None,
-    biases: npt.NDArray[Any] | None,
+    scales: npt.NDArray[Any] | None = None,
+    biases: npt.NDArray[Any] | None = None,
     rows: npt.NDArray[np.int64] | None = None,
-    run: Callable[[Callable[[int, int], None], int], None] | None = None,
-) -> None:
-    """Pack a checkpoint's matrix into the memory at record's data.
+) -> Iterator[Callable[[], None]]:
+    """Calls that together pack a checkpoint's matrix into the memory at record's data; they may run in any order and thread.
 
     weight is [N, K] in a float type (any strides), or uint32 [N, K * bits / 32] with contiguous rows; scales and biases are [N, groups].
-    rows names the source row of each packed row, -1 for zeros (default: 0, 1, 2 ...). run(task, panels) may split the panels over threads.
+    rows names the source row of each packed row, -1 for zeros (default: 0, 1, 2 ...).
     """
-    panels = int(record["panels"][0])
+    panels, count = int(record["panels"][0]), int(record["rows"][0])
     source_rows = np.full(panels * LANES, -1, np.int64)
-    count = int(record["rows"][0])
     source_rows[:count] = np.arange(count) if rows is None else rows
-    tables = [None if table is None else np.ascontiguousarray(table) for table in (scales, biases)]
-    addresses = [0 if table is None else table.ctypes.data for table in tables]
-    row_stride, column_stride = weight.strides
+    scales, biases = (None if table is None else np.ascontiguousarray(table) for table in (scales, biases))
 
     def task(first: int, last: int) -> None:
-        PACK(
-            record.ctypes.data, first, last, source_rows.ctypes.data, weight.ctypes.data, row_stride, column_stride, *addresses
-        )  # fmt: skip
+        tables = [0 if table is None else table.ctypes.data for table in (scales, biases)]
+        PACK(record.ctypes.data, first, last, source_rows.ctypes.data, weight.ctypes.data, *weight.strides, *tables)
 
-    if run is None:
-        task(0, panels)
-    else:
-        run(task, panels)
+    for first in range(0, panels, PANELS_A_TASK):
+        yield partial(task, first, min(panels, first + PANELS_A_TASK))

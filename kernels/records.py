@@ -68,3 +68,16 @@ def head_bytes(kv_type: int, head_size: int) -> int:
     """Bytes of the keys (or of the values) of one head in one cache block."""
     element = {0: 4, 1: 2, 2: 1}[kv_type]
     return KV_BLOCK * (head_size * element + (4 if kv_type == KV_TYPES["q8"] else 0))
+
+
+STATE_HEAD = 128  # bytes of an attention state before its sums of values: the maximum, and at 64 the 16 partial sums of weights
+MOST_TILE = 8  # rows of the largest tile on any CPU (simd.TILE)
+
+
+def state_bytes(head_size: int) -> int:
+    return STATE_HEAD + 4 * head_size
+
+
+def attention_scratch_bytes(head_size: int) -> int:
+    """Bytes that a thread needs for attention: a tile's queries, scores, factors, positions, and two states a row."""
+    return MOST_TILE * (4 * (head_size + KV_BLOCK + LANES) + 16 + 2 * state_bytes(head_size))

@@ -58,7 +58,7 @@ def share(count, me):
 def next_step(me):
     """Wait for the next step: True when there is one, False when there was none for a while: then this thread is parked and must return.
 
-    The thread that gives out steps first counts TEAM_STEP up (`publish`) and then looks for parked helpers (`claim`); a helper
+    The thread that gives out steps first counts TEAM_STEP up and then looks for parked helpers (`publish`); a helper
     first parks and then looks at TEAM_STEP again. So one of them sees the other, and no step is missed.
     """
     parked = me.team + TEAM_PARKED + 64 * me.index
@@ -75,12 +75,10 @@ def next_step(me):
 
 
 @jit
-def publish(team):
-    """Give out the next step to the helpers that are awake."""
+def publish(team, threads):
+    """Give out the next step; the number of helpers that are parked and must be woken by the caller."""
     atomic_add(team + TEAM_STEP, 1)
-
-
-@jit
-def claim(team, index):
-    """1 where helper `index` is parked and must be woken by the caller, else 0."""
-    return atomic_swap(team + TEAM_PARKED + 64 * index, RUNNING)
+    asleep = 0
+    for index in range(1, threads):
+        asleep += atomic_swap(team + TEAM_PARKED + 64 * index, RUNNING)
+    return asleep

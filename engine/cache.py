@@ -1,0 +1,81 @@
+"""Keys and values: blocks of 64 positions from one pool, found through a table a sequence. S counts the positions that are there."""
+
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.engine.errors import TfmError
+from tfm.kernels.packing import aligned_empty
+from tfm.kernels.records import KV_BLOCK
+
+
+class BlockPool:
+    """Blocks of block_bytes each, made when they are needed and used again when they were given back.
+
+    limit is the most blocks that may be there at once; `take` raises TfmError beyond it, or when the machine has no memory left.
+    """
+
+    def __init__(self, block_bytes: int, limit: int | None = None) -> None:
+        self.block_bytes, self.limit = block_bytes, limit
+        self._memory: dict[int, npt.NDArray[np.uint8]] = {}  # by address
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        """The address of a block; what stands in it is undefined."""
+        if self._free:
+            return self._free.pop()
+        made = len(self._memory)
+        if self.limit is not None and made >= self.limit:
+            raise TfmError(
+                "cache: no room for more keys and values", f"{made} blocks of {self.block_bytes} bytes in use",
+                f"{self.limit} blocks", "raise --max-ram, lower --ctx or use --kv-type q8",
+            )  # fmt: skip
+        try:
+            block = aligned_empty(self.block_bytes)
+        except MemoryError:
+            raise TfmError(
+                "cache: no memory left for keys and values", f"{made} blocks of {self.block_bytes} bytes in use",
+                do="lower --ctx or use --kv-type q8",
+            ) from None  # fmt: skip
+        self._memory[block.ctypes.data] = block
+        return block.ctypes.data
+
+    def give(self, address: int) -> None:
+        self._free.append(address)
+
+
+class Sequence:
+    """The positions of one text that have been through the model. Close it (or use it in `with`) to give its blocks back."""
+
+    def __init__(self, pool: BlockPool, ctx: int) -> None:
+        self._pool = pool
+        self._blocks: list[int] = []
+        self.table = np.zeros(-(-ctx // KV_BLOCK), np.int64)  # addresses of the blocks, read by the kernels
+        self.length = 0
+
+    def reserve(self, length: int) -> None:
+        """Have blocks for so many positions."""
+        while len(self._blocks) * KV_BLOCK < length:
+            block = self._pool.take()
+            self.table[len(self._blocks)] = block
+            self._blocks.append(block)
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from `length` on."""
+        assert 0 <= length <= self.length, f"cannot keep {length} of {self.length} positions"
+        self.length = length
+        while len(self._blocks) > -(-length // KV_BLOCK):
+            self._pool.give(self._blocks.pop())
+
+    def close(self) -> None:
+        self.truncate(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,207 @@
+"""The forward pass: embedding -> blocks -> unembedding. One function for every architecture, format and batch. Read this first.
+
+The residual stream x [T, D] holds a row for each new token. A block adds to it twice:
+
+    x = x + H(x)        heads: every head reads where its queries look (A), and writes what its values carry (the OV circuit)
+    x = x + MLP(x)
+
+and the unembedding reads logits off the last x. What differs between models stands in the layer table (records.py), one row a layer.
+
+All threads of the team run `forward` together, each on its slice: of the outputs of a matmul, of the heads, of the rows of a norm. They
+wait for each other where one reads what another wrote: five times a block, and before a matmul of many rows once more.
+
+Shapes: T rows (of any sequences, at any positions), D hidden, F feed-forward, N query heads, K key heads, V vocabulary.
+"""
+
+import numpy as np
+
+from tfm.engine.records import FEW_ROWS, LAYER, STEP
+from tfm.kernels.activation import activate_row
+from tfm.kernels.attention import append_key, append_value, attend, bytes_of_head, merge_segments
+from tfm.kernels.embedding import add_row, embed_row
+from tfm.kernels.jit import jit
+from tfm.kernels.matmul import ROW_BLOCK, activations_at, multiply
+from tfm.kernels.norm import normalize
+from tfm.kernels.quantize import quantize_row
+from tfm.kernels.records import KV_BLOCK, LANES, NORMS, Q8, THREAD
+from tfm.kernels.rope import rotate
+from tfm.kernels.simd import address_of, peek_i64, record_at
+from tfm.kernels.team import barrier, next_step, share
+
+LAYER_BYTES = LAYER.itemsize
+NO_NORM = NORMS["none"]
+
+step_at, layer_at, thread_at = record_at(STEP), record_at(LAYER), record_at(THREAD)
+
+
+@jit
+def is_quantized(matrix):
+    return matrix.format >= Q8
+
+
+@jit
+def forward(step, me):
+    embed(step, me)
+    for i in range(step.num_layers):
+        layer = layer_at(step.layers + i * LAYER_BYTES)
+        add_heads(step, layer, me, step.claims + 8 * i)
+        if layer.up_proj.data != 0:
+            add_mlp(step, layer, me)
+    unembed(step, me)
+
+
+@jit
+def embed(step, me):
+    """x = the embedding of each token (and of its position, where positions are learned)."""
+    first, last = share(step.rows, me)
+    for t in range(first, last):
+        x = step.x + t * step.x_stride
+        embed_row(step.embed_tokens, peek_i64(step.tokens + 8 * t), x)
+        if step.position_embeddings != 0:
+            add_row(step.position_embeddings + peek_i64(step.positions + 8 * t) * step.x_stride, step.hidden_size, x)
+    barrier(me)
+
+
+@jit
+def add_heads(step, layer, me, claims):
+    """x = x + H(x), the sum over the heads of A(x) x S with S = W_V W_O."""
+    heads = layer.heads
+    quantized = is_quantized(layer.q_proj) or is_quantized(layer.k_proj) or is_quantized(layer.v_proj)
+    read = norm_rows(step, me, layer.attn_norm, step.x, step.x_stride, step.hidden_size, 0, step.rows, quantized)
+    project_heads(step, layer, me, read)
+    barrier(me)
+    attend(
+        me, step.kv_type, heads, step.spans, step.num_spans, layer.cache_offset, step.heads_out, step.heads_stride,
+        step.attended, step.attended_stride, claims, step.segments, step.partials, step.partial_bytes,
+    )  # fmt: skip
+    barrier(me)
+    if step.segments != 0:
+        merge_segments(
+            me, heads, step.spans, step.num_spans, step.attended, step.attended_stride,
+            step.segments, step.partials, step.partial_bytes,
+        )  # fmt: skip
+        barrier(me)
+    columns = heads.num_attention_heads * heads.head_dim
+    read = copy_rows(step, me, step.attended, step.attended_stride, columns, is_quantized(layer.o_proj))
+    add_product(step, me, layer.o_proj, read)
+
+
+@jit
+def project_heads(step, layer, me, read):
+    """Queries, keys and values of this thread's heads, turned by their positions; keys and values go into the cache."""
+    heads = layer.heads
+    num_q, num_kv, size = heads.num_attention_heads, heads.num_key_value_heads, heads.head_size
+    first, last = share(num_q + 2 * num_kv, me)
+    project_some(layer.q_proj, step, read, size, first, last, 0, num_q)
+    project_some(layer.k_proj, step, read, size, first, last, num_q, num_kv)
+    project_some(layer.v_proj, step, read, size, first, last, num_q + num_kv, num_kv)
+    for t in range(step.rows):
+        position = peek_i64(step.positions + 8 * t)
+        block = peek_i64(peek_i64(step.tables + 8 * t) + 8 * (position // KV_BLOCK)) + layer.cache_offset
+        for h in range(first, last):
+            vector = step.heads_out + t * step.heads_stride + 4 * size * h
+            if layer.rope.half != 0 and h < num_q + num_kv:
+                turn = 4 * layer.rope.half * position
+                rotate(vector, layer.rope.cos + turn, layer.rope.sin + turn, layer.rope.half, layer.rope.interleaved)
+            kv_head = (h - num_q) % num_kv
+            head = block + kv_head * bytes_of_head(step.kv_type, size)
+            if h >= num_q + num_kv:
+                append_value(step.kv_type, head, position % KV_BLOCK, size, vector)
+            elif h >= num_q:
+                append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
+
+
+@jit
+def project_some(matrix, step, read, size, first, last, begin, count):
+    """Those of the heads first .. last - 1 that `matrix` makes; its heads are begin .. begin + count - 1 of a row."""
+    panels = size // LANES
+    low, high = max(first, begin) - begin, min(last, begin + count) - begin
+    if low < high:
+        out = step.heads_out + 4 * size * begin
+        multiply(matrix, read, 0, step.rows, low * panels, high * panels, out, step.heads_stride, False)
+
+
+@jit
+def add_mlp(step, layer, me):
+    """x = x + MLP(x), MLP(x) = W_down act(W_up x), or W_down (act(W_gate x) * W_up x)."""
+    quantized = is_quantized(layer.up_proj) or (layer.gated and is_quantized(layer.gate_proj))
+    read = norm_rows(step, me, layer.mlp_norm, step.x, step.x_stride, step.hidden_size, 0, step.rows, quantized)
+    first, last = share(layer.up_proj.panels, me)
+    gate, up, stride = step.gate + 4 * LANES * first, step.up + 4 * LANES * first, step.mlp_stride
+    for begin in range(0, step.rows, ROW_BLOCK):
+        end = min(step.rows, begin + ROW_BLOCK)
+        if layer.gated:
+            multiply(layer.gate_proj, read, begin, end, first, last, step.gate, stride, False)
+        multiply(layer.up_proj, read, begin, end, first, last, step.up, stride, False)
+        for t in range(begin, end):
+            h = up + t * stride
+            activate_row(layer.hidden_act, layer.gated, gate + t * stride, h, LANES * (last - first), h)
+    barrier(me)
+    read = copy_rows(step, me, step.up, stride, layer.up_proj.rows, is_quantized(layer.down_proj))
+    add_product(step, me, layer.down_proj, read)
+
+
+@jit
+def add_product(step, me, matrix, read):
+    """x = x + W read."""
+    first, last = share(matrix.panels, me)
+    multiply(matrix, read, 0, step.rows, first, last, step.x, step.x_stride, True)
+    barrier(me)
+
+
+@jit
+def unembed(step, me):
+    """The logits of the rows that were asked for: W_U norm(x)."""
+    if step.num_logit_rows == 0:
+        return
+    quantized = is_quantized(step.lm_head)
+    read = norm_rows(
+        step, me, step.norm, step.x, step.x_stride, step.hidden_size, step.logit_rows, step.num_logit_rows, quantized
+    )  # fmt: skip
+    first, last = share(step.lm_head.panels, me)
+    multiply(step.lm_head, read, 0, step.num_logit_rows, first, last, step.logits, step.logits_stride, False)
+    barrier(me)
+
+
+@jit
+def norm_rows(step, me, norm, source, stride, columns, picked, rows, quantized):
+    """The rows that a matmul reads: norm(source), and as int8 where a quantised matrix reads them. picked lists the rows, 0: all in order."""
+    few = rows <= FEW_ROWS
+    acts = activations_at(me.activations if few else address_of(step.activations))
+    first, last = (0, rows) if few else share(rows, me)
+    for t in range(first, last):
+        row = peek_i64(picked + 8 * t) if picked != 0 else t
+        values = acts.values + t * acts.stride
+        normalize(norm.kind, source + row * stride, columns, norm.eps, norm.weight, norm.bias, values)
+        if quantized:
+            quantize_row(values, columns, acts.quantized + t * acts.quantized_stride, acts.groups + t * acts.groups_stride)
+    if not few:
+        barrier(me)
+    return acts
+
+
+@jit
+def copy_rows(step, me, source, stride, columns, quantized):
+    """The same without a norm."""
+    few = step.rows <= FEW_ROWS
+    acts = activations_at(me.activations if few else address_of(step.activations))
+    first, last = (0, step.rows) if few else share(step.rows, me)
+    for t in range(first, last):
+        row = source + t * stride
+        if quantized:
+            quantize_row(row, columns, acts.quantized + t * acts.quantized_stride, acts.groups + t * acts.groups_stride)
+        else:
+            normalize(NO_NORM, row, columns, 0.0, 0, 0, acts.values + t * acts.stride)
+    if not few:
+        barrier(me)
+    return acts
+
+
+@jit
+def run(thread):
+    """The entry: thread 0 runs one step; a helper runs every step that thread 0 runs, until there is none for a while."""
+    me = thread_at(thread)
+    while me.index == 0 or next_step(me):
+        forward(step_at(me.work), me)
+        if me.index == 0:
+            return

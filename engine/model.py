@@ -1,0 +1,205 @@
+"""A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence as Items
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.engine import layers
+from tfm.engine.cache import BlockPool, Sequence
+from tfm.engine.config import ModelConfig
+from tfm.engine.errors import TfmError
+from tfm.engine.layers import LayerTable, cache_block_bytes, padded
+from tfm.engine.progress import Progress
+from tfm.engine.records import STEP
+from tfm.engine.team import Team, activation_rows
+from tfm.engine.weights import Weights
+from tfm.kernels.packing import PACK, aligned_empty
+from tfm.kernels.records import KV_BLOCK, KV_TYPES, LANES, NORMS, SEGMENT_BLOCKS, SPAN, attention_scratch_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from tfm.engine.generate import Token
+    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.tokenizer import Tokenizer
+
+MAX_ROWS = 512  # rows of one forward pass; a longer prompt takes several, with the same result
+SPLIT_ROWS = 8  # so few rows share a long sequence by its segments, since they have too few heads to keep all threads busy
+Work = Items[tuple[Sequence, Items[int]]]
+
+
+class Model:
+    """A model ready to run. Steps of several Python threads take turns; `close` ends its helper threads."""
+
+    def __init__(
+        self, name: str, folder: Path, config: ModelConfig, weights: Weights, tokenizer: "Tokenizer",
+        threads: int, kv_type: str, ctx: int, max_cache_bytes: int | None = None, progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.folder, self.config, self.tokenizer = name, folder, config, tokenizer
+        self.threads, self.kv_type, self.ctx = threads, kv_type, ctx
+        Team.prepare(progress)
+        PACK.prepare(progress)
+        kind = KV_TYPES[kv_type]
+        self.table: LayerTable = layers.build(config, weights, ctx, kind, threads, progress)
+        block_bytes = cache_block_bytes(config, kind)
+        limit = None if max_cache_bytes is None else max(1, max_cache_bytes // block_bytes)
+        self.pool = BlockPool(block_bytes, limit)
+        self._buffers = Buffers(config, MAX_ROWS, ctx)
+        self._step = np.zeros(1, STEP)
+        self._fill_step(kind)
+        self._team = Team(
+            threads, self._step.ctypes.data, self._buffers.columns,
+            max(attention_scratch_bytes(padded(layer.head_dim)) for layer in config.layers),
+        )  # fmt: skip
+        self._lock = threading.Lock()
+
+    def _fill_step(self, kv_type: int) -> None:
+        """What stays the same from step to step."""
+        step, table, config = self._step[0], self.table, self.config
+        step["hidden_size"], step["num_layers"] = config.hidden_size, config.num_hidden_layers
+        step["layers"], step["kv_type"] = table.layers.ctypes.data, kv_type
+        step["embed_tokens"], step["lm_head"] = table.embed_tokens[0], table.lm_head[0]
+        step["position_embeddings"] = table.position_embeddings
+        step["norm"] = (NORMS[config.final_norm], table.norm_weight, table.norm_bias, config.final_norm_eps)
+        self._buffers.fill(step)
+
+    def sequence(self) -> Sequence:
+        """A new text, empty; of at most ctx positions."""
+        return Sequence(self.pool, self.ctx)
+
+    def step(self, work: Work, logits: Literal["last", "all", "none"] = "last") -> npt.NDArray[np.float32]:
+        """Append tokens to sequences: prefill, decoding and any mix of them.
+
+        work lists (sequence, new token ids). Gives float32 [rows, V]: of the last new token of each sequence in order ("last"), or of every new token.
+        A row's logits depend on its own sequence only, bit for bit. Raises TfmError where a sequence would outgrow the context or memory ends;
+        tokens before that have been appended.
+        """
+        for sequence, ids in work:
+            if sequence.length + len(ids) > self.ctx:
+                raise TfmError(
+                    "context", f"{sequence.length + len(ids)} tokens", f"at most {self.ctx}", "shorten the text or raise --ctx"
+                )
+            if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
+                wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
+                raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
+        stride = self.table.lm_head["panels"][0] * LANES
+        count = {"last": sum(bool(ids) for _, ids in work), "all": sum(len(ids) for _, ids in work), "none": 0}[logits]
+        out = np.empty((count, stride), np.float32)
+        done = 0
+        for part in _parts(work, MAX_ROWS):
+            with self._lock:
+                done += self._run(part, logits, out[done:])
+        return out[:, : self.config.vocab_size]
+
+    def _run(self, part: "list[tuple[Sequence, Items[int], bool]]", logits: str, out: npt.NDArray[np.float32]) -> int:
+        """One forward pass; the number of rows of logits that it wrote to out."""
+        rows = sum(len(ids) for _, ids, _ in part)
+        buffers, step = self._buffers, self._step[0]
+        picked: list[int] = []
+        longest = first = 0
+        for i, (sequence, ids, is_last) in enumerate(part):
+            end = sequence.length + len(ids)
+            sequence.reserve(end)
+            span = slice(first, first + len(ids))
+            buffers.tokens[span] = ids
+            buffers.positions[span] = range(sequence.length, end)
+            buffers.tables[span] = sequence.table.ctypes.data
+            buffers.spans[i] = (first, len(ids), sequence.length, sequence.table.ctypes.data)
+            if logits == "all":
+                picked += range(first, first + len(ids))
+            elif logits == "last" and is_last:
+                picked.append(first + len(ids) - 1)
+            first, longest = first + len(ids), max(longest, end)
+        for rope in self.table.ropes:
+            rope.fill(longest)
+        buffers.logit_rows[: len(picked)] = picked
+        buffers.claims[:] = 0
+        segments = -(-longest // (KV_BLOCK * SEGMENT_BLOCKS))
+        step["segments"] = segments if rows <= SPLIT_ROWS and segments > 1 else 0
+        step["rows"], step["num_spans"], step["num_logit_rows"] = rows, len(part), len(picked)
+        step["logits"], step["logits_stride"] = out.ctypes.data, out.strides[0]
+        self._team.run()
+        for sequence, ids, _ in part:
+            sequence.length += len(ids)
+        return len(picked)
+
+    def logits(self, ids: Items[int], chunk: int | None = None) -> npt.NDArray[np.float32]:
+        """float32 [T, V]: the logits after each of ids. chunk splits the prompt into passes of so many tokens, with the same result."""
+        out = np.empty((len(ids), self.config.vocab_size), np.float32)
+        size = chunk or MAX_ROWS
+        with self.sequence() as sequence:
+            for begin in range(0, len(ids), size):
+                out[begin : begin + size] = self.step([(sequence, ids[begin : begin + size])], "all")
+        return out
+
+    def generate(
+        self, ids: Items[int], max_tokens: int = 1024, sampling: "SamplingParams | None" = None,
+        stop: Items[str] = (), logprobs: int = 0, chunk: int = MAX_ROWS,
+    ) -> "Iterator[Token]":  # fmt: skip
+        """The continuation of ids, token by token; see engine/generate.py."""
+        from tfm.engine.generate import generate
+
+        return generate(self, ids, max_tokens=max_tokens, sampling=sampling, stop=stop, logprobs=logprobs, chunk=chunk)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the weights, of keys and values per 1,000 tokens, and of scratch space."""
+        return {
+            "weights_bytes": self.table.weights_bytes,
+            "kv_bytes_per_1000_tokens": self.pool.block_bytes * 1000 // KV_BLOCK,
+            "scratch_bytes": self._buffers.nbytes,
+        }
+
+    def close(self) -> None:
+        self._team.close()
+
+
+def _parts(work: Work, most: int) -> "Iterator[list[tuple[Sequence, Items[int], bool]]]":
+    """Cut work into passes of at most `most` rows: (sequence, ids, whether its work ends with them)."""
+    part: list[tuple[Sequence, Items[int], bool]] = []
+    room = most
+    for sequence, ids in work:
+        begin = 0
+        while begin < len(ids):
+            taken = ids[begin : begin + room]
+            begin += len(taken)
+            room -= len(taken)
+            part.append((sequence, taken, begin == len(ids)))
+            if room == 0:
+                yield part
+                part, room = [], most
+    if part:
+        yield part
+
+
+class Buffers:
+    """What the threads of a step write, for at most `rows` rows. Memory is touched, and so taken, only as far as a step needs it."""
+
+    def __init__(self, config: ModelConfig, rows: int, ctx: int) -> None:
+        layers = config.layers
+        heads = max((n.num_attention_heads + 2 * n.num_key_value_heads) * padded(n.head_dim) for n in layers)
+        attended = max(n.num_attention_heads * n.head_dim for n in layers)
+        mlp = max(n.intermediate_size for n in layers)
+        self.columns = max(config.hidden_size, attended, mlp)
+        self._strides = [4 * padded(width) for width in (config.hidden_size, heads, attended, mlp, mlp)]
+        self._floats = [aligned_empty(rows * stride) for stride in self._strides]
+        self._floats[0][:] = 0  # the padding of x stays zero
+        self.activations, self._activations_memory = activation_rows(rows, self.columns)
+        self.tokens, self.positions, self.tables, self.logit_rows = (np.zeros(rows, np.int64) for _ in range(4))
+        self.spans, self.claims = np.zeros(rows, SPAN), np.zeros(len(layers), np.int64)
+        self.partial_bytes = max(
+            SPLIT_ROWS * n.num_attention_heads * state_bytes(padded(n.head_dim)) for n in layers
+        )
+        segments = -(-ctx // (KV_BLOCK * SEGMENT_BLOCKS))
+        self._partials = aligned_empty(segments * self.partial_bytes)
+        self.nbytes = sum(x.nbytes for x in (*self._floats, self._activations_memory, self._partials))
+
+    def fill(self, step: Any) -> None:
+        for name in ("tokens", "positions", "tables", "logit_rows", "spans", "claims"):
+            step[name] = getattr(self, name).ctypes.data
+        step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self.partial_bytes
+        step["x"], step["heads_out"], step["attended"], step["gate"], step["up"] = (x.ctypes.data for x in self._floats)
+        step["x_stride"], step["heads_stride"], step["attended_stride"], step["mlp_stride"], _ = self._strides
+        step["activations"] = self.activations[0]
