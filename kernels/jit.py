@@ -163,19 +163,24 @@ class Entry:
         self._native = kind(self._engine.get_function_address(symbol))
 
 
+def _checksum(symbol: str, code: bytes) -> str:
+    """Of both: a call of a symbol that the code does not have would end the process."""
+    return hashlib.sha256(f"{symbol}\n".encode() + code).hexdigest()
+
+
 def _read_object(path: Path) -> tuple[str, bytes] | None:
     """The symbol and object file kept at path; None where there is none, or it is not whole."""
     try:
         head, code = path.read_bytes().split(b"\n", 1)
         fields = json.loads(head)
         symbol, digest = fields["symbol"], fields["sha256"]
+        return (symbol, code) if _checksum(symbol, code) == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (symbol, code) if hashlib.sha256(code).hexdigest() == digest else None
 
 
 def _write_object(path: Path, symbol: str, code: bytes) -> None:
-    head = json.dumps({"symbol": symbol, "sha256": hashlib.sha256(code).hexdigest()}).encode()
+    head = json.dumps({"symbol": symbol, "sha256": _checksum(symbol, code)}).encode()
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,187 @@
+"""Where machine code is kept, and what happens when it cannot be, or is not what it should be."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tfm.kernels import jit
+
+SOURCE = """
+from tfm.kernels.jit import jit
+
+
+@jit
+def tens(a, b):
+    return 10 * a + b
+
+
+@jit
+def nothing(a, x):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of two small kernels, and an empty cache."""
+    name = f"sample_kernel_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
+    jit._digest.cache_clear()
+    return name
+
+
+def prepared(module: str) -> tuple[jit.Entry, list[str]]:
+    """A new entry for the module's kernel, as in another process, and what it said: nothing if the code was kept."""
+    entry, said = jit.Entry(f"{module}:tens", "ii"), []
+    entry.prepare(lambda label, done, total: said.append(f"{label} {done}/{total}"))
+    assert entry(4, 2) == 42
+    return entry, said
+
+
+def test_an_entry_is_called_with_numbers(module: str) -> None:
+    """Guards the calling convention of what Numba emitted: int64 both ways, float64 in, and no result at all."""
+    entry, _ = prepared(module)
+    assert entry(-(2**59), -7) == -10 * 2**59 - 7
+    assert jit.Entry(f"{module}:nothing", "if")(1, 0.5) == 0
+
+
+def test_the_second_time_nothing_is_compiled(module: str) -> None:
+    """Guards the cache itself, that progress is told begin and end, and that no temporary file stays."""
+    entry, said = prepared(module)
+    assert [line[-3:] for line in said] == ["0/1", "1/1"]
+    assert prepared(module)[1] == []
+    assert os.listdir(entry._path().parent) == [f"{module}.tens.o"]
+
+
+DAMAGE = {
+    "empty": lambda kept: b"",
+    "truncated in the head": lambda kept: kept[:20],
+    "truncated in the code": lambda kept: kept[: len(kept) // 2],
+    "one byte short": lambda kept: kept[:-1],
+    "a flipped bit": lambda kept: kept[:-100] + bytes([kept[-100] ^ 4]) + kept[-99:],
+    "another symbol": lambda kept: kept.replace(b'"symbol": "', b'"symbol": "not', 1),
+    "foreign text": lambda kept: b"hello\nworld",
+    "foreign bytes": lambda kept: bytes(range(256)) * 16,
+    "JSON of another shape": lambda kept: b"[1]\n" + kept,
+    "fields of another type": lambda kept: json.dumps({"symbol": 1, "sha256": None}).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_object_is_compiled_again(module: str, damage: str) -> None:
+    """Guards against loading what is not the code that was written: at best an error, at worst a crash."""
+    path = prepared(module)[0]._path()
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](whole))
+    assert prepared(module)[1] != []
+    assert prepared(module)[1] == [], "the damaged file was replaced"
+
+
+def test_a_folder_that_cannot_be_written(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards that a read-only home is a warning, not an end. Root may write anywhere, so the cache is below a file."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(UserWarning, match="TFM_CACHE"):
+        prepared(module)
+
+
+def test_a_folder_in_the_place_of_the_object(module: str) -> None:
+    """Guards that an object that can be neither read nor replaced is a warning, and leaves no temporary file."""
+    path = prepared(module)[0]._path()
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="not kept"):
+        prepared(module)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards stale code after an edit of the entry's module, of a kernel or of a format, and on another CPU."""
+    kernels = tmp_path / "kernels"
+    (kernels / "formats").mkdir(parents=True)
+    files = [tmp_path / "forward.py", kernels / "jit.py", kernels / "simd.py", kernels / "formats" / "q4.py"]
+    for file in files:
+        file.write_text("one")
+    monkeypatch.setattr(jit, "__file__", str(kernels / "jit.py"))
+    digest = jit._digest.__wrapped__
+    seen = {digest((files[0],))}
+    assert digest((files[0],)) in seen
+    for file in files:
+        file.write_text("two")
+        seen.add(digest((files[0],)))
+    (kernels / "new.py").write_text("")
+    seen.add(digest((files[0],)))
+    monkeypatch.setattr(jit, "_machine", lambda: "another CPU")
+    seen.add(digest((files[0],)))
+    assert len(seen) == len(files) + 3
+
+
+def test_the_machine_is_what_numba_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards code for a forced CPU from being taken for the host's, or the other way round."""
+    names = {}
+    for name, features in ((None, None), ("generic", None), ("haswell", None), ("haswell", "+avx2"), (None, "+avx2")):
+        for variable, value in (("NUMBA_CPU_NAME", name), ("NUMBA_CPU_FEATURES", features)):
+            if value is None:
+                monkeypatch.delenv(variable, raising=False)
+            else:
+                monkeypatch.setenv(variable, value)
+        names[name, features] = jit._machine.__wrapped__()
+    assert len(set(names.values())) == 5
+
+
+def test_only_so_many_folders_are_kept(module: str) -> None:
+    """Guards a cache that grows with every edit, and the newest from being dropped."""
+    folder = jit.cache_folder() / "kernels"
+    for i in range(jit.KEPT_FOLDERS + 3):
+        (folder / f"old{i}").mkdir(parents=True)
+        os.utime(folder / f"old{i}", (i, i))
+    path = prepared(module)[0]._path()
+    left = sorted(os.listdir(folder))
+    assert len(left) == jit.KEPT_FOLDERS
+    assert path.exists()
+    assert "old0" not in left
+
+
+def python(code: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+CALL = """
+    import sys
+    from tfm.kernels.jit import Entry
+    entry = Entry("{module}:tens", "ii")
+    print(entry(4, 2), "numba" in sys.modules, "{module}" in sys.modules)
+"""
+
+
+def test_a_warm_process_does_not_import_numba(module: str, tmp_path: Path) -> None:
+    """Guards the start of every command: half a second of imports that a kept object file makes unnecessary."""
+    entry, _ = prepared(module)
+    found = python(CALL.format(module=module), PYTHONPATH=str(tmp_path)).communicate()[0].split()
+    assert found == ["42", "False", "False"]
+    assert len(os.listdir(entry._path().parent)) == 1
+
+
+def test_two_processes_compile_at_once(module: str, tmp_path: Path) -> None:
+    """Guards two first runs side by side: both end well, one file is there, and it is whole."""
+    both = [python(CALL.format(module=module), PYTHONPATH=str(tmp_path)) for _ in range(2)]
+    assert [process.communicate()[0].split()[0] for process in both] == ["42", "42"]
+    assert [process.returncode for process in both] == [0, 0]
+    path = jit.Entry(f"{module}:tens", "ii")._path()
+    assert os.listdir(path.parent) == [path.name]
+    assert prepared(module)[1] == []
+
+
+def test_a_forced_cpu_has_a_folder_of_its_own(module: str, tmp_path: Path) -> None:
+    """Guards that code for one CPU is never loaded on another: a second folder is made, and the first stays."""
+    path = prepared(module)[0]._path()
+    found = python(CALL.format(module=module), PYTHONPATH=str(tmp_path), NUMBA_CPU_NAME="generic").communicate()[0]
+    assert found.split()[0] == "42"
+    assert len(os.listdir(path.parent.parent)) == (1 if os.environ.get("NUMBA_CPU_NAME") == "generic" else 2)
