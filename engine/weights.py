@@ -4,12 +4,22 @@ Shapes: D hidden, F feed-forward, P positions, V vocabulary. Every Matrix is [ou
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tfm.engine.matrix import Matrix
+from tfm.engine.architectures import ARCHITECTURES
+from tfm.engine.checkpoint import Checkpoint
+from tfm.engine.config import LayerConfig, ModelConfig, Norm
+from tfm.engine.errors import TfmError
+from tfm.engine.matrix import Format, Matrix, ScaleType, to_float32
+from tfm.engine.quantized.mlx import load_affine
 
-__all__ = ["LayerWeights", "Matrix", "Vector", "Weights"]
+__all__ = ["LayerWeights", "Matrix", "Vector", "Weights", "load_weights"]
+
+FLOAT_FORMATS: dict[str, Format] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+QUANTIZED_FORMATS: dict[int, Format] = {4: "q4", 8: "q8"}
+SCALE_TYPES: dict[str, ScaleType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 Vector = npt.NDArray[np.float32]
 
@@ -49,3 +59,140 @@ class Weights:
     norm_bias: Vector | None = None
     lm_head: Matrix | None = None
     lm_head_bias: Vector | None = None
+
+
+def load_weights(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
+    """All weights of a model; matrices are views of the mapped files.
+
+    Raises TfmError for a tensor that is missing, of another shape or dtype than config tells, or one too many.
+    """
+    loader = _Loader(checkpoint, config)
+    norm, norm_bias = loader.norm("norm", config.final_norm)
+    weights = Weights(
+        embed_tokens=loader.matrix("embed_tokens"),
+        layers=tuple(_load_layer(loader, config.layers[index], index) for index in range(config.num_hidden_layers)),
+        position_embeddings=loader.matrix("position_embeddings").dequantize() if config.position == "learned" else None,
+        norm=norm,
+        norm_bias=norm_bias,
+        lm_head=None if config.tie_word_embeddings else loader.matrix("lm_head"),
+        lm_head_bias=loader.bias("lm_head") if config.unembed_bias else None,
+    )
+    loader.refuse_extra()
+    return weights
+
+
+def _load_layer(loader: "_Loader", layer: LayerConfig, index: int) -> LayerWeights:
+    matrices = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if layer.attention_bias else []
+    norms = ["attn_norm"]
+    if layer.intermediate_size:
+        mlp = ["gate_proj", "up_proj", "down_proj"] if layer.gated else ["up_proj", "down_proj"]
+        matrices += mlp
+        biases += mlp if layer.mlp_bias else []
+        norms += ["mlp_norm"]
+    found: dict[str, Any] = {field: loader.matrix(field, index) for field in matrices}
+    found |= {field.replace("_proj", "_bias"): loader.bias(field, index) for field in biases}
+    for field in norms:
+        found[field], found[f"{field}_bias"] = loader.norm(field, layer.norm, index)
+    return LayerWeights(**found)
+
+
+class _Loader:
+    """Takes tensors out of a checkpoint by the fields of Weights and LayerWeights, and notes which were taken."""
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig) -> None:
+        self.checkpoint = checkpoint
+        self.config = config
+        self.architecture = ARCHITECTURES[config.model_type]
+        self.taken: set[str] = set()
+        prefixes = list(self.architecture.prefixes)
+        embedding = self.architecture.modules["embed_tokens"] + ".weight"
+        there = [prefix for prefix in prefixes if embedding.format(p=prefix) in checkpoint.tensors]
+        self.prefix = there[0] if there else prefixes[0]
+
+    def matrix(self, field: str, index: int | None = None) -> Matrix:
+        """The matrix of a field, in the layer index or outside of the layers."""
+        module, columns = self.module(field, index), self.shapes(index)[field][1]
+        first, rows, total = self.rows(field, index)
+        name = f"{module}.weight"
+        transposed = index is not None and self.architecture.prefixes[self.prefix]
+        part = slice(first, first + rows)
+        shown = name if rows == total else f"{name}[{first}:{first + rows}]"
+        affine = self.config.quantization.of(module, self.checkpoint) if self.config.quantization else None
+        if affine is not None:
+            if transposed:
+                found = f"{affine.bits}-bit groups along the outputs of a matrix stored [in, out]"
+                raise TfmError(self.checkpoint.where(name), found, "groups along the inputs, as mlx-lm writes them")
+            weight, scales, biases, dtype = load_affine(self.checkpoint, module, total, columns, affine)
+            self.taken |= {name, f"{module}.scales", f"{module}.biases"}
+            format_ = QUANTIZED_FORMATS[affine.bits]
+            arrays = weight[part], scales[part], biases[part], SCALE_TYPES[dtype]
+            return Matrix(shown, format_, rows, columns, *arrays, group_size=affine.group_size)
+        stored = (columns, total) if transposed else (total, columns)
+        weight = self.take(name, stored)
+        weight = weight.T if transposed else weight
+        return Matrix(shown, FLOAT_FORMATS[self.checkpoint.tensors[name].dtype], rows, columns, weight[part])
+
+    def bias(self, field: str, index: int | None = None) -> Vector:
+        """The bias of a field's matrix."""
+        first, rows, total = self.rows(field, index)
+        return to_float32(self.take(f"{self.module(field, index)}.bias", (total,))[first : first + rows])
+
+    def norm(self, field: str, kind: Norm, index: int | None = None) -> tuple[Vector | None, Vector | None]:
+        """Weight and bias of a norm, as far as this kind has them."""
+        module, shape = self.module(field, index), (self.config.hidden_size,)
+        weight = None if kind == "none" else to_float32(self.take(f"{module}.weight", shape))
+        return weight, to_float32(self.take(f"{module}.bias", shape)) if kind == "layer" else None
+
+    def take(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        self.taken.add(name)
+        return self.checkpoint.checked(name, tuple(FLOAT_FORMATS), shape)
+
+    def module(self, field: str, index: int | None) -> str:
+        return self.architecture.modules[field].format(p=self.prefix, i=index)
+
+    def rows(self, field: str, index: int | None) -> tuple[int, int, int]:
+        """First row and number of rows of a field in its module, and the rows that the module has in all."""
+        shapes, modules = self.shapes(index), self.architecture.modules
+        together = [other for other in modules if modules[other] == modules[field] and other in shapes]
+        sizes = [shapes[other][0] for other in together]
+        place = together.index(field)
+        return sum(sizes[:place]), sizes[place], sum(sizes)
+
+    def shapes(self, index: int | None) -> dict[str, tuple[int, int]]:
+        """[outputs, inputs] of every matrix in a layer, or of those outside of the layers."""
+        config, hidden = self.config, self.config.hidden_size
+        if index is None:
+            vocabulary, positions = (config.vocab_size, hidden), (config.max_position_embeddings, hidden)
+            return {"embed_tokens": vocabulary, "position_embeddings": positions, "lm_head": vocabulary}
+        layer = config.layers[index]
+        inner = layer.intermediate_size
+        query, key_value = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
+        shapes = {"q_proj": (query, hidden), "k_proj": (key_value, hidden), "v_proj": (key_value, hidden)}
+        shapes |= {"o_proj": (hidden, query), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        return shapes | ({"gate_proj": (inner, hidden)} if layer.gated else {})
+
+    def refuse_extra(self) -> None:
+        """Refuse tensors that no field took: the model has parts that would be left out."""
+        layers = range(self.config.num_hidden_layers)
+        ignored = {name.format(p=self.prefix, i=index) for name in self.architecture.ignored for index in layers}
+        extra = sorted(self.checkpoint.tensors.keys() - self.taken - ignored)
+        if self.config.tie_word_embeddings:
+            extra = [name for name in extra if not self.repeats_embedding(name)]
+        if extra:
+            others = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
+            found = f"a tensor that a {self.config.model_type} with this config.json does not have{others}"
+            remedy = "config.json and the weights must belong together"
+            raise TfmError(self.checkpoint.where(extra[0]), found, do=remedy)
+
+    def repeats_embedding(self, name: str) -> bool:
+        """Whether a tensor of the unembedding is the embedding's once more, as some tied checkpoints have it."""
+        module, _, kind = name.rpartition(".")
+        original = f"{self.module('embed_tokens', None)}.{kind}"
+        if module != self.module("lm_head", None) or original not in self.checkpoint.tensors:
+            return False
+        one, other = (self.checkpoint.array(tensor) for tensor in (name, original))
+        if one.dtype != other.dtype or not np.array_equal(one.view(np.uint8), other.view(np.uint8)):
+            found = f"other values than {original}, while tie_word_embeddings is true"
+            raise TfmError(self.checkpoint.where(name), found, do="set tie_word_embeddings to false in config.json")
+        return True

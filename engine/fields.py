@@ -1,0 +1,117 @@
+"""Fields of a JSON file, read by name and checked: an error names the file, the field, what stood there, what may."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeGuard, TypeVar
+
+from tfm.engine.errors import TfmError
+
+T = TypeVar("T")
+
+LARGEST_SIZE = 2**31 - 1
+SHOWN_CHARACTERS = 60
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file. Raises TfmError when the file is not there, not JSON, or not an object."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise TfmError(f"file {path}", "nothing there", do="check the folder, or download the model again") from error
+    except OSError as error:
+        raise TfmError(f"file {path}: cannot be read", error.strerror or error) from error
+    except UnicodeDecodeError as error:
+        raise TfmError(f"file {path}: not JSON", f"a byte that is not UTF-8 at {error.start}") from error
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"{error.msg} in line {error.lineno}, column {error.colno}"
+        raise TfmError(f"file {path}: not JSON", place, do="download the file again or mend it") from error
+    except (ValueError, RecursionError) as error:
+        raise TfmError(f"file {path}: not JSON that can be read", error) from error
+    if not isinstance(found, dict):
+        raise TfmError(f"file {path}", shown(found), "a JSON object")
+    return found
+
+
+def shown(value: object) -> str:
+    """A JSON value as it stands in the file, cut short when it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+class Fields:
+    """A JSON object. null counts as absent; a field without a default must be there.
+
+    names says what the file calls a word that the reader asks for, where that differs; within is the name of the group.
+    """
+
+    def __init__(
+        self, where: str, values: Mapping[str, object], names: Mapping[str, str] | None = None, within: str = ""
+    ) -> None:
+        self.where = where
+        self._values = {word: value for word, value in values.items() if value is not None}
+        self._names = names or {}
+        self._within = within
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._values
+
+    def words(self) -> tuple[str, ...]:
+        """All words that have a value."""
+        return tuple(self._values)
+
+    def value(self, word: str) -> object:
+        """Whatever stands there; None when nothing does."""
+        return self._values.get(word)
+
+    def name(self, word: str) -> str:
+        """What the file calls word; `outer.inner` inside a group."""
+        return self._within + self._names.get(word, word)
+
+    def fault(self, word: str, allowed: object, do: str | None = None) -> TfmError:
+        """The error that says what stands at word and what may."""
+        found = shown(self._values[word]) if word in self._values else "nothing"
+        return TfmError(f"{self.where}: field {self.name(word)}", found, allowed, do)
+
+    def integer(self, word: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        """A whole number from least to most."""
+        value = self._values.get(word, default)
+        if not is_integer(value) or not least <= value <= most:
+            raise self.fault(word, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, word: str, default: float | None = None, least: float = 0.0) -> float:
+        """A finite number, not below least."""
+        value = self._values.get(word, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+            raise self.fault(word, f"a number from {least:g}")
+        return float(value)
+
+    def flag(self, word: str, default: bool | None = None) -> bool:
+        """true or false."""
+        value = self._values.get(word, default)
+        if not isinstance(value, bool):
+            raise self.fault(word, "true, false")
+        return value
+
+    def choice(self, word: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        """What choices says of the text that stands there."""
+        value = self._values.get(word, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.fault(word, ", ".join(choices))
+        return choices[value]
+
+    def group(self, word: str) -> "Fields":
+        """The object that stands there; without fields when nothing does."""
+        value = self._values.get(word, {})
+        if not isinstance(value, dict):
+            raise self.fault(word, "a JSON object")
+        return Fields(self.where, value, within=f"{self.name(word)}.")
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
