@@ -93,7 +93,9 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
     if file.has("tokenizer.ggml.bos_token_id"):
         ids["bos_token_id"] = file.integer("tokenizer.ggml.bos_token_id")
     eos = eos_token_ids(file)
-    return ids | {"eos_token_id": eos[0] if len(eos) == 1 else eos}
+    if eos:
+        ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos
+    return ids
 
 
 # ---- plans ----

@@ -17,7 +17,7 @@ from tfm.engine.default_model import ensure_default_model
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
-from tfm.engine.store import DEFAULT_MODEL, building, models_folder, write_source
+from tfm.engine.store import DEFAULT_MODEL, building, models_folder, remove_other_versions, write_source
 
 FORMS = f"a folder, a .gguf file, org/name[@revision] on the hub, {DEFAULT_MODEL}"
 HUB_REF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?")
@@ -76,6 +76,8 @@ def _imported_gguf(gguf: Path, progress: Progress) -> Path:
         if staging is not None:
             import_gguf(gguf, staging / "model", progress)
             write_source(staging / "model", str(gguf))
+    if staging is not None:
+        remove_other_versions(name, f"{stem}-{place}-")
     return models_folder() / name
 
 

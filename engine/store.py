@@ -133,7 +133,8 @@ def remove_model(ref: str) -> int:
         if ref == model.ref or (model.kind == "gguf" and str(path.resolve()) == model.ref):
             if model.kind == "hub":
                 return _remove_from_hub_cache(model)
-            return _remove_own(model)
+            _remove_folder(model.folder)
+            return model.size_bytes
     names = ", ".join(model.ref for model in list_models()) or "nothing, the caches are empty"
     raise TfmError(f"model {ref}", "not in the cache", names)
 
@@ -149,22 +150,29 @@ def _own_model(folder: Path) -> StoredModel:
     return StoredModel(ref, "gguf", folder, size_bytes)
 
 
-def _remove_own(model: StoredModel) -> int:
-    name = model.folder.name
-    staging = model.folder.with_name(f".{name}.partial")
-    with _writing_to_cache(), _locked(name):
+def remove_other_versions(name: str, prefix: str) -> None:
+    """Remove tfm's own models whose names start with prefix, except name itself."""
+    for folder in models_folder().iterdir():
+        if folder.name.startswith(prefix) and folder.name != name:
+            _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    """In one step for whoever looks at it: it loses its name first."""
+    staging = folder.with_name(f".{folder.name}.partial")
+    with _writing_to_cache(), _locked(folder.name):
         shutil.rmtree(staging, ignore_errors=True)
-        os.rename(model.folder, staging)
-        shutil.rmtree(staging)
-    return model.size_bytes
+        if folder.exists():
+            os.rename(folder, staging)
+            shutil.rmtree(staging)
 
 
 def _hub_revisions() -> "list[tuple[str, CachedRevisionInfo]]":
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return []
     repos = sorted((repo for repo in cache.repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
@@ -195,8 +203,8 @@ def _is_loadable(revision: "CachedRevisionInfo") -> bool:
 
 
 def _remove_from_hub_cache(model: StoredModel) -> int:
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
 
-    strategy = scan_cache_dir().delete_revisions(model.folder.name)
+    strategy = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(model.folder.name)
     strategy.execute()
     return int(strategy.expected_freed_size)

@@ -1,0 +1,130 @@
+"""What is on the disk is listed under the names that -m takes, and removed without touching anything else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gguf_files import write_gguf
+from huggingface_hub import constants
+from tfm.engine.errors import TfmError
+from tfm.engine.gguf_import import import_gguf
+from tfm.engine.hub import resolve
+from tfm.engine.store import StoredModel, building, cache_root, list_models, remove_model
+
+COMMITS = {"main": "1" * 40, "v2": "2" * 40, "": "3" * 40}
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of tfm and of the hub."""
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def add_to_hub_cache(hub: Path, repo: str, commit: str, branch: str, files: dict[str, bytes]) -> Path:
+    """One revision laid out as the hub's library does: blobs, links to them, and the branch's commit."""
+    folder = hub / f"models--{repo.replace('/', '--')}"
+    snapshot = folder / "snapshots" / commit
+    for made in (snapshot, folder / "blobs", folder / "refs"):
+        made.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        blob = folder / "blobs" / f"{commit[:1]}{name}"
+        blob.write_bytes(content)
+        (snapshot / name).symlink_to(Path("../../blobs") / blob.name)
+    if branch:
+        (folder / "refs" / branch).write_text(commit)
+    return snapshot
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Iterator[dict[str, bytes]]:
+    """The files of a tiny llama."""
+    import_gguf(write_gguf(tmp_path / "tiny.gguf", kind="F32"), tmp_path / "tiny")
+    return {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()}
+
+
+def test_empty_caches(tmp_path: Path) -> None:
+    """Nothing there, not even the folders: nothing listed, and nothing made."""
+    assert list_models() == []
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(TfmError, match="model some/thing: found not in the cache; allowed: nothing"):
+        remove_model("some/thing")
+
+
+def test_imported_gguf(tmp_path: Path) -> None:
+    """It goes by the path it was imported from; removing the import leaves the file."""
+    path = write_gguf(tmp_path / "m.gguf")
+    folder = resolve("m.gguf")
+    (model,) = list_models()
+    assert model == StoredModel(str(path), "gguf", folder, model.size_bytes)
+    assert model.size_bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert remove_model("m.gguf") == model.size_bytes
+    assert list_models() == []
+    assert path.is_file()
+    assert [entry for entry in (cache_root() / "models").iterdir() if entry.is_dir()] == []
+    assert resolve("m.gguf") == folder
+
+
+def test_hub_models(tmp_path: Path, checkpoint: dict[str, bytes]) -> None:
+    """The main branch goes by the bare name, others by branch or commit; what tfm cannot load is left out."""
+    hub = tmp_path / "hub"
+    snapshots = {
+        branch: add_to_hub_cache(hub, "org/tiny", commit, branch, checkpoint | {"note": branch.encode()})
+        for branch, commit in COMMITS.items()
+    }
+    add_to_hub_cache(hub, "org/bert", "4" * 40, "main", checkpoint | {"config.json": b'{"model_type": "bert"}'})
+    no_weights = {name: content for name, content in checkpoint.items() if not name.endswith(".safetensors")}
+    add_to_hub_cache(hub, "org/pickle", "5" * 40, "main", no_weights)
+    found = {model.ref: model for model in list_models()}
+    assert set(found) == {"org/tiny", "org/tiny@v2", f"org/tiny@{COMMITS['']}"}
+    assert found["org/tiny"].folder.samefile(snapshots["main"])
+    assert found["org/tiny@v2"].kind == "hub"
+    assert found["org/tiny@v2"].size_bytes > len(checkpoint["model.safetensors"])
+    for ref in ("org/tiny", "org/tiny@v2"):
+        assert resolve(ref, offline=True).samefile(found[ref].folder)
+
+
+def test_removing_a_hub_revision_leaves_the_others(tmp_path: Path, checkpoint: dict[str, bytes]) -> None:
+    for branch, commit in COMMITS.items():
+        add_to_hub_cache(tmp_path / "hub", "org/tiny", commit, branch, checkpoint)
+    freed = remove_model("org/tiny@v2")
+    assert freed >= len(checkpoint["model.safetensors"])
+    assert {model.ref for model in list_models()} == {"org/tiny", f"org/tiny@{COMMITS['']}"}
+    remove_model("org/tiny")
+    assert {model.ref for model in list_models()} == {f"org/tiny@{COMMITS['']}"}
+
+
+def test_a_folder_of_the_user_is_never_removed(tmp_path: Path, checkpoint: dict[str, bytes]) -> None:
+    with pytest.raises(TfmError, match="not in the cache"):
+        remove_model(str(tmp_path / "tiny"))
+    assert (tmp_path / "tiny/model.safetensors").is_file()
+
+
+def test_building_fails_without_traces() -> None:
+    """An error in the middle leaves no folder under either name, and the next try starts anew."""
+
+    def build() -> None:
+        with building("x") as staging:
+            assert staging is not None
+            (staging / "model").mkdir()
+            raise ValueError("broken")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            build()
+        assert [entry for entry in (cache_root() / "models").iterdir() if entry.is_dir()] == []
+
+
+def test_what_is_being_built_is_not_swept_nor_listed() -> None:
+    """Another model's making must not remove the half-made folder of a process that is alive."""
+    with building("x") as staging:
+        assert staging is not None
+        (staging / "model").mkdir()
+        with building("y") as other:
+            assert other is not None
+            (other / "model").mkdir()
+        assert staging.is_dir()
+        assert list_models() == []
+    assert (cache_root() / "models/x").is_dir()
