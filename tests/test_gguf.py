@@ -7,8 +7,11 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import CHAT_TEMPLATE, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, POSITIONS, TOKENS, write_gguf
+from tfm.engine.checkpoint import Checkpoint
+from tfm.engine.config import read_config
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
+from tfm.engine.weights import load_weights
 from tokenizers import Tokenizer
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -104,8 +107,8 @@ def test_llama_is_lossless(tmp_path: Path, kind: str, biases: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gpt2_is_lossless(tmp_path: Path, kind: str) -> None:
-    """The fused projection is cut into q, k, v by rows, and no matrix is transposed."""
-    source = write_gguf(tmp_path / "m.gguf", "gpt2", kind, kinds={"position_embd.weight": "F32"})
+    """The fused projection is cut into q, k, v by rows, no matrix is transposed, and positions are never in blocks."""
+    source = write_gguf(tmp_path / "m.gguf", "gpt2", kind)
     import_gguf(source, tmp_path / "out")
     ours, values = dequantized(tmp_path / "out"), gguf_values(source)
     for name in ("weight", "bias"):
@@ -124,6 +127,28 @@ def test_gpt2_is_lossless(tmp_path: Path, kind: str) -> None:
     wanted = {"model_type": "tfm_plain", "norm": "layer", "norm_eps": 1e-05, "position": "learned", "gated": False}
     wanted |= {"hidden_act": "gelu_tanh", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     assert wanted.items() <= config.items()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_imports_load(tmp_path: Path, architecture: str, kind: str) -> None:
+    """What the import writes is what the loader reads: the same names, formats and values."""
+    import_gguf(write_gguf(tmp_path / "m.gguf", architecture, kind, tied=False), tmp_path / "out")
+    config = read_config(tmp_path / "out")
+    weights = load_weights(Checkpoint(tmp_path / "out"), config)
+    ours = dequantized(tmp_path / "out")
+    prefix, query, unembedding = "model.layers.1.self_attn.q_proj", weights.layers[1].q_proj, "lm_head"
+    if architecture == "gpt2":
+        prefix, unembedding = "blocks.1.attn.q", "unembed"
+        assert weights.position_embeddings is not None
+        np.testing.assert_array_equal(weights.position_embeddings, ours["position.weight"])
+    formats = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4"}
+    assert query.format == formats.get(kind, kind.lower())
+    assert weights.lm_head is not None
+    np.testing.assert_array_equal(query.dequantize(), ours[f"{prefix}.weight"])
+    np.testing.assert_array_equal(weights.lm_head.dequantize(), ours[f"{unembedding}.weight"])
+    assert config.eos_token_ids == (0,)
+    assert config.layers[1].num_key_value_heads == (KV_HEADS if architecture == "llama" else HEADS)
 
 
 def test_the_default_model_is_lossless(default_model_folder: Path, default_model_gguf: Path) -> None:

@@ -237,7 +237,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_gguf_file_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again only when the file has changed, and then the old import goes; two files of one name in two folders do not get each other's weights."""
+    """Again only when the file has changed, and then the old import goes; files of one name in two folders differ."""
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "other").mkdir()
     first = write_gguf(tmp_path / "m.gguf", seed=1)
