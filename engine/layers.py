@@ -73,6 +73,16 @@ def _layer_cache_bytes(layer: LayerConfig, kv_type: int) -> int:
     return 2 * layer.num_key_value_heads * head_bytes(kv_type, padded(layer.head_dim))
 
 
+def packed_size(weights: Weights) -> int:
+    """Bytes of all matrices when packed (norms and biases, which are small, not counted)."""
+    matrices = [weights.embed_tokens, weights.lm_head]
+    for layer in weights.layers:
+        matrices += [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gate_proj, layer.up_proj, layer.down_proj]
+    return sum(
+        packed_bytes(describe(m.format, m.rows, m.columns, m.group_size, m.scale_type)) for m in matrices if m is not None
+    )
+
+
 @dataclass
 class _Slot:
     """A matrix and the record that will describe it; rows is its order when packed (None: as it is)."""

@@ -1,10 +1,10 @@
 """A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
 
-import os
 import threading
 from collections.abc import Iterator, Sequence as Items
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.layers import LayerTable, cache_block_bytes, padded
 from tfm.engine.progress import Progress
 from tfm.engine.records import STEP
-from tfm.engine.team import Team, activation_rows
+from tfm.engine.team import Team, activation_bytes, activation_rows
 from tfm.engine.weights import Weights
 from tfm.kernels.packing import PACK, aligned_empty
 from tfm.kernels.records import KV_BLOCK, KV_TYPES, LANES, NORMS, SEGMENT_BLOCKS, SPAN, attention_scratch_bytes, state_bytes
@@ -34,11 +34,13 @@ Work = Items[tuple[Sequence, Items[int]]]
 class Model:
     """A model ready to run. Steps of several Python threads take turns; `close` ends its helper threads."""
 
+    tokenizer: "Tokenizer"  # read beside the weights; see engine/loading.py
+
     def __init__(
-        self, name: str, folder: Path, config: ModelConfig, weights: Weights, tokenizer: "Tokenizer",
+        self, name: str, folder: Path, config: ModelConfig, weights: Weights,
         threads: int, kv_type: str, ctx: int, max_cache_bytes: int | None = None, progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.folder, self.config, self.tokenizer = name, folder, config, tokenizer
+        self.name, self.folder, self.config = name, folder, config
         self.threads, self.kv_type, self.ctx = threads, kv_type, ctx
         Team.prepare(progress)
         PACK.prepare(progress)
@@ -47,7 +49,7 @@ class Model:
         block_bytes = cache_block_bytes(config, kind)
         limit = None if max_cache_bytes is None else max(1, max_cache_bytes // block_bytes)
         self.pool = BlockPool(block_bytes, limit)
-        self._buffers = Buffers(config, MAX_ROWS, ctx)
+        self._buffers = Buffers(config, ctx)
         self._step = np.zeros(1, STEP)
         self._fill_step(kind)
         self._team = Team(
@@ -117,7 +119,7 @@ class Model:
             rope.fill(longest)
         buffers.logit_rows[: len(picked)] = picked
         buffers.claims[:] = 0
-        segments = -(-longest // (KV_BLOCK * SEGMENT_BLOCKS))
+        segments = _segments(longest)
         step["segments"] = segments if rows <= SPLIT_ROWS and segments > 1 else 0
         step["rows"], step["num_spans"], step["num_logit_rows"] = rows, len(part), len(picked)
         step["logits"], step["logits_stride"] = out.ctypes.data, out.strides[0]
@@ -149,7 +151,7 @@ class Model:
         return {
             "weights_bytes": self.table.weights_bytes,
             "kv_bytes_per_1000_tokens": self.pool.block_bytes * 1000 // KV_BLOCK,
-            "scratch_bytes": self._buffers.nbytes,
+            "scratch_bytes": Buffers.size(self.config, self.ctx),
         }
 
     def close(self) -> None:
@@ -175,31 +177,52 @@ def _parts(work: Work, most: int) -> "Iterator[list[tuple[Sequence, Items[int], 
 
 
 class Buffers:
-    """What the threads of a step write, for at most `rows` rows. Memory is touched, and so taken, only as far as a step needs it."""
+    """What the threads of a step write, for at most MAX_ROWS rows. Memory is touched, and so taken, only as far as a step needs it."""
 
-    def __init__(self, config: ModelConfig, rows: int, ctx: int) -> None:
-        layers = config.layers
-        heads = max((n.num_attention_heads + 2 * n.num_key_value_heads) * padded(n.head_dim) for n in layers)
-        attended = max(n.num_attention_heads * n.head_dim for n in layers)
-        mlp = max(n.intermediate_size for n in layers)
-        self.columns = max(config.hidden_size, attended, mlp)
-        self._strides = [4 * padded(width) for width in (config.hidden_size, heads, attended, mlp, mlp)]
-        self._floats = [aligned_empty(rows * stride) for stride in self._strides]
+    def __init__(self, config: ModelConfig, ctx: int) -> None:
+        self._widths = _Widths.of(config)
+        self.columns = self._widths.columns
+        self._floats = [aligned_empty(MAX_ROWS * stride) for stride in self._widths.strides]
         self._floats[0][:] = 0  # the padding of x stays zero
-        self.activations, self._activations_memory = activation_rows(rows, self.columns)
-        self.tokens, self.positions, self.tables, self.logit_rows = (np.zeros(rows, np.int64) for _ in range(4))
-        self.spans, self.claims = np.zeros(rows, SPAN), np.zeros(len(layers), np.int64)
-        self.partial_bytes = max(
-            SPLIT_ROWS * n.num_attention_heads * state_bytes(padded(n.head_dim)) for n in layers
-        )
-        segments = -(-ctx // (KV_BLOCK * SEGMENT_BLOCKS))
-        self._partials = aligned_empty(segments * self.partial_bytes)
-        self.nbytes = sum(x.nbytes for x in (*self._floats, self._activations_memory, self._partials))
+        self.activations, self._activations_memory = activation_rows(MAX_ROWS, self.columns)
+        self.tokens, self.positions, self.tables, self.logit_rows = (np.zeros(MAX_ROWS, np.int64) for _ in range(4))
+        self.spans, self.claims = np.zeros(MAX_ROWS, SPAN), np.zeros(len(config.layers), np.int64)
+        self._partials = aligned_empty(_segments(ctx) * self._widths.partial_bytes)
+
+    @staticmethod
+    def size(config: ModelConfig, ctx: int) -> int:
+        """Bytes of all buffers when every row is used."""
+        widths = _Widths.of(config)
+        activations = MAX_ROWS * activation_bytes(widths.columns)
+        return MAX_ROWS * sum(widths.strides) + activations + _segments(ctx) * widths.partial_bytes
 
     def fill(self, step: Any) -> None:
         for name in ("tokens", "positions", "tables", "logit_rows", "spans", "claims"):
             step[name] = getattr(self, name).ctypes.data
-        step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self.partial_bytes
+        step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self._widths.partial_bytes
         step["x"], step["heads_out"], step["attended"], step["gate"], step["up"] = (x.ctypes.data for x in self._floats)
-        step["x_stride"], step["heads_stride"], step["attended_stride"], step["mlp_stride"], _ = self._strides
+        step["x_stride"], step["heads_stride"], step["attended_stride"], step["mlp_stride"], _ = self._widths.strides
         step["activations"] = self.activations[0]
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """The widest rows of a model: float32 strides in bytes, the columns that a matmul reads, the bytes of a segment's states."""
+
+    strides: tuple[int, ...]  # x, heads_out, attended, gate, up
+    columns: int
+    partial_bytes: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        layers = config.layers
+        heads = max((n.num_attention_heads + 2 * n.num_key_value_heads) * padded(n.head_dim) for n in layers)
+        attended = max(n.num_attention_heads * n.head_dim for n in layers)
+        mlp = max(n.intermediate_size for n in layers)
+        states = max(n.num_attention_heads * state_bytes(padded(n.head_dim)) for n in layers)
+        strides = tuple(4 * padded(width) for width in (config.hidden_size, heads, attended, mlp, mlp))
+        return cls(strides, max(config.hidden_size, attended, mlp), SPLIT_ROWS * states)
+
+
+def _segments(positions: int) -> int:
+    return -(-positions // (KV_BLOCK * SEGMENT_BLOCKS))

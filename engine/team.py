@@ -18,16 +18,24 @@ PUBLISH = Entry("tfm.kernels.team:publish", "ii")
 
 def activation_rows(rows: int, columns: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
     """An ACTIVATIONS record with room for so many rows and columns, and the memory that it points into."""
-    columns = -(-columns // GROUP) * GROUP
     record = np.zeros(1, ACTIVATIONS)
-    sizes = {"values": 4 * columns, "quantized": columns, "groups": columns // GROUP * 16}
-    memory = aligned_empty(rows * sum(sizes.values()))
+    memory = aligned_empty(rows * activation_bytes(columns))
     address = memory.ctypes.data
-    for name, stride in sizes.items():
+    for name, stride in _activation_strides(columns).items():
         record[name] = address
         record["stride" if name == "values" else f"{name}_stride"] = stride
         address += rows * stride
     return record, memory
+
+
+def activation_bytes(columns: int) -> int:
+    """Bytes of a row of activations: float32, int8, and 16 bytes for each group of 32."""
+    return sum(_activation_strides(columns).values())
+
+
+def _activation_strides(columns: int) -> dict[str, int]:
+    groups = -(-columns // GROUP)
+    return {"values": 4 * GROUP * groups, "quantized": GROUP * groups, "groups": 16 * groups}
 
 
 class Team:
