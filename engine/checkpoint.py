@@ -87,7 +87,10 @@ def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 def _indexed_tensors(folder: Path, index: Path) -> dict[str, TensorInfo]:
     """The tensors of all shards. A shard must hold what the index says; what else it holds counts as well."""
-    weight_map = Fields(str(index), read_json(index)).group("weight_map")
+    fields = Fields(str(index), read_json(index))
+    weight_map = fields.group("weight_map")
+    if not weight_map.words():
+        raise fields.fault("weight_map", "an object with the file of every tensor", AGAIN)
     shard_of = {name: _shard(index, name, weight_map.value(name)) for name in weight_map.words()}
     tensors: dict[str, TensorInfo] = {}
     for shard, count in Counter(shard_of.values()).items():

@@ -1,7 +1,7 @@
 """Fields of a JSON file, read by name and checked: an error names the file, the field, what stood there, what may."""
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeGuard, TypeVar
@@ -86,9 +86,9 @@ class Fields:
     def number(self, word: str, default: float | None = None, least: float = 0.0) -> float:
         """A finite number, not below least."""
         value = self._values.get(word, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
-            raise self.fault(word, f"a number from {least:g}")
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= sys.float_info.max:
+            return float(value)
+        raise self.fault(word, f"a number from {least:g}")
 
     def flag(self, word: str, default: bool | None = None) -> bool:
         """true or false."""
