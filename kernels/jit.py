@@ -34,9 +34,18 @@ KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Compile a kernel or a part of one: no GIL, no bounds checks, no exceptions, no allocation, NumPy's rules for division."""
+    return _compiled(function, forceinline=False)
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """The same for the inner part of a loop, which must not be left to LLVM's taste: it becomes a part of whoever calls it."""
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], forceinline: bool) -> Any:
     import numba
 
-    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False, "forceinline": forceinline}
     return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 

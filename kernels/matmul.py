@@ -32,7 +32,7 @@ from tfm.kernels.records import (
 from tfm.kernels.simd import TILE, record_at
 
 FORMATS = (q4, q8, f32, bf16, f16)
-ROW_BLOCK = 96  # rows; times 1536 columns of int8 it is 144 KB
+ROW_BLOCK = 48  # rows; times 1536 columns of int8 it is 144 KB
 
 matrix_at = record_at(MATRIX)
 activations_at = record_at(ACTIVATIONS)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfm.kernels.jit import jit
+from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import GROUP, LANES, SCALE_TYPES
 from tfm.kernels.simd import (
     add_rows,
@@ -42,13 +42,13 @@ from tfm.kernels.simd import (
 SCALE_F32, SCALE_F16, SCALE_BF16 = SCALE_TYPES["f32"], SCALE_TYPES["f16"], SCALE_TYPES["bf16"]
 
 
-@jit
+@inline
 def scale_bytes(scale_type):
     """Bytes of the 16 scales (or biases) of a group."""
     return 4 * LANES if scale_type == SCALE_F32 else 2 * LANES
 
 
-@jit
+@inline
 def load_scales(address, scale_type):
     if scale_type == SCALE_F16:
         return load_f16(address)

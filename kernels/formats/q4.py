@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfm.kernels.formats import affine
-from tfm.kernels.jit import jit
+from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import LANES, Q4
 from tfm.kernels.simd import dot_nibbles, high_nibbles, load_bytes, low_nibbles, nibble_sums, peek_u8
 
@@ -22,7 +22,7 @@ GROUP_BYTES = 256
 def tile_kernel(rows: int) -> Any:
     start = nibble_sums(rows)
 
-    @jit
+    @inline
     def dots(q, x8, stride, groups, groups_stride):
         acc = start()
         for v in range(4):

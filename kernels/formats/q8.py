@@ -8,7 +8,7 @@ so 32 columns are 8 vectors. The word of a checkpoint (4 columns of one output) 
 from typing import Any
 
 from tfm.kernels.formats import affine
-from tfm.kernels.jit import jit
+from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import LANES, Q8
 from tfm.kernels.simd import byte_sums, dot_bytes, load_bytes, peek_u8
 
@@ -20,7 +20,7 @@ GROUP_BYTES = 512
 def tile_kernel(rows: int) -> Any:
     start = byte_sums(rows)
 
-    @jit
+    @inline
     def dots(q, x8, stride, groups, groups_stride):
         acc = start(groups + 8, groups_stride)
         for v in range(8):
