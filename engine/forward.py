@@ -13,7 +13,7 @@ wait for each other where one reads what another wrote: five times a block, and 
 Shapes: T rows (of any sequences, at any positions), D hidden, F feed-forward, N query heads, K key heads, V vocabulary.
 """
 
-import numpy as np
+from typing import Any
 
 from tfm.engine.records import FEW_ROWS, LAYER, STEP
 from tfm.kernels.activation import activate_row
@@ -25,22 +25,24 @@ from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
 from tfm.kernels.records import KV_BLOCK, LANES, NORMS, Q8, THREAD
 from tfm.kernels.rope import rotate
-from tfm.kernels.simd import address_of, peek_i64, record_at
+from tfm.kernels.simd import peek_i64, record_at
 from tfm.kernels.team import barrier, next_step, share
 
 LAYER_BYTES = LAYER.itemsize
 NO_NORM = NORMS["none"]
 
+Record = Any  # a record of records.py or kernels/records.py, as compiled code sees it
+
 step_at, layer_at, thread_at = record_at(STEP), record_at(LAYER), record_at(THREAD)
 
 
 @jit
-def is_quantized(matrix):
-    return matrix.format >= Q8
+def is_quantized(matrix: Record) -> bool:
+    return matrix.format >= Q8  # type: ignore[no-any-return]
 
 
 @jit
-def forward(step, me):
+def forward(step: Record, me: Record) -> None:
     embed(step, me)
     for i in range(step.num_layers):
         layer = layer_at(step.layers + i * LAYER_BYTES)
@@ -51,7 +53,7 @@ def forward(step, me):
 
 
 @jit
-def embed(step, me):
+def embed(step: Record, me: Record) -> None:
     """x = the embedding of each token (and of its position, where positions are learned)."""
     first, last = share(step.rows, me)
     for t in range(first, last):
@@ -63,7 +65,7 @@ def embed(step, me):
 
 
 @jit
-def add_heads(step, layer, me, claims):
+def add_heads(step: Record, layer: Record, me: Record, claims: int) -> None:
     """x = x + H(x), the sum over the heads of A(x) x S with S = W_V W_O."""
     heads = layer.heads
     quantized = is_quantized(layer.q_proj) or is_quantized(layer.k_proj) or is_quantized(layer.v_proj)
@@ -87,7 +89,7 @@ def add_heads(step, layer, me, claims):
 
 
 @jit
-def project_heads(step, layer, me, read):
+def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None:
     """Queries, keys and values of this thread's heads, turned by their positions; keys and values go into the cache."""
     heads = layer.heads
     num_q, num_kv, size = heads.num_attention_heads, heads.num_key_value_heads, heads.head_size
@@ -112,7 +114,9 @@ def project_heads(step, layer, me, read):
 
 
 @jit
-def project_some(matrix, step, read, size, first, last, begin, count):
+def project_some(
+    matrix: Record, step: Record, read: Record, size: int, first: int, last: int, begin: int, count: int
+) -> None:
     """Those of the heads first .. last - 1 that `matrix` makes; its heads are begin .. begin + count - 1 of a row."""
     panels = size // LANES
     low, high = max(first, begin) - begin, min(last, begin + count) - begin
@@ -122,7 +126,7 @@ def project_some(matrix, step, read, size, first, last, begin, count):
 
 
 @jit
-def add_mlp(step, layer, me):
+def add_mlp(step: Record, layer: Record, me: Record) -> None:
     """x = x + MLP(x), MLP(x) = W_down act(W_up x), or W_down (act(W_gate x) * W_up x)."""
     quantized = is_quantized(layer.up_proj) or (layer.gated and is_quantized(layer.gate_proj))
     read = norm_rows(step, me, layer.mlp_norm, step.x, step.x_stride, step.hidden_size, 0, step.rows, quantized)
@@ -142,7 +146,7 @@ def add_mlp(step, layer, me):
 
 
 @jit
-def add_product(step, me, matrix, read):
+def add_product(step: Record, me: Record, matrix: Record, read: Record) -> None:
     """x = x + W read."""
     first, last = share(matrix.panels, me)
     multiply(matrix, read, 0, step.rows, first, last, step.x, step.x_stride, True)
@@ -150,7 +154,7 @@ def add_product(step, me, matrix, read):
 
 
 @jit
-def unembed(step, me):
+def unembed(step: Record, me: Record) -> None:
     """The logits of the rows that were asked for: W_U norm(x)."""
     if step.num_logit_rows == 0:
         return
@@ -164,10 +168,12 @@ def unembed(step, me):
 
 
 @jit
-def norm_rows(step, me, norm, source, stride, columns, picked, rows, quantized):
+def norm_rows(
+    step: Record, me: Record, norm: Record, source: int, stride: int, columns: int, picked: int, rows: int, quantized: bool
+) -> Record:
     """The rows that a matmul reads: norm(source), and as int8 where a quantised matrix reads them. picked lists the rows, 0: all in order."""
     few = rows <= FEW_ROWS
-    acts = activations_at(me.activations if few else address_of(step.activations))
+    acts = activations_at(me.activations if few else step.activations)
     first, last = (0, rows) if few else share(rows, me)
     for t in range(first, last):
         row = peek_i64(picked + 8 * t) if picked != 0 else t
@@ -181,10 +187,10 @@ def norm_rows(step, me, norm, source, stride, columns, picked, rows, quantized):
 
 
 @jit
-def copy_rows(step, me, source, stride, columns, quantized):
+def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, quantized: bool) -> Record:
     """The same without a norm."""
     few = step.rows <= FEW_ROWS
-    acts = activations_at(me.activations if few else address_of(step.activations))
+    acts = activations_at(me.activations if few else step.activations)
     first, last = (0, step.rows) if few else share(step.rows, me)
     for t in range(first, last):
         row = source + t * stride
@@ -198,7 +204,7 @@ def copy_rows(step, me, source, stride, columns, quantized):
 
 
 @jit
-def run(thread):
+def run(thread: int) -> None:
     """The entry: thread 0 runs one step; a helper runs every step that thread 0 runs, until there is none for a while."""
     me = thread_at(thread)
     while me.index == 0 or next_step(me):

@@ -202,7 +202,7 @@ class Buffers:
         step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self._widths.partial_bytes
         step["x"], step["heads_out"], step["attended"], step["gate"], step["up"] = (x.ctypes.data for x in self._floats)
         step["x_stride"], step["heads_stride"], step["attended_stride"], step["mlp_stride"], _ = self._widths.strides
-        step["activations"] = self.activations[0]
+        step["activations"] = self.activations.ctypes.data
 
 
 @dataclass(frozen=True)

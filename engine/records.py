@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfm.kernels.records import ACTIVATIONS, HEADS, MATRIX
+from tfm.kernels.records import HEADS, MATRIX
 
 _I = np.int64
 
@@ -36,8 +36,7 @@ STEP = _record(
     "logit_rows", "num_logit_rows", "logits", "logits_stride",
     "hidden_size", "num_layers", "layers", ("embed_tokens", MATRIX), "position_embeddings", ("norm", NORM), ("lm_head", MATRIX),
     "kv_type", "segments", "partials", "partial_bytes", "claims",
-    "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride", "gate", "up", "mlp_stride",
-    ("activations", ACTIVATIONS),
+    "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride", "gate", "up", "mlp_stride", "activations",
 )  # fmt: skip
 
 FEW_ROWS = 8  # so few rows every thread normalises and quantises for itself, which costs less than waiting for the others

@@ -242,12 +242,6 @@ def record_at(dtype: np.dtype[Any]) -> Any:
     return at
 
 
-@intrinsic
-def address_of(typingctx: Any, record: Any) -> Any:
-    """The address of a (nested) record."""
-    return types.int64(record), lambda context, builder, sig, args: builder.ptrtoint(args[0], I64)
-
-
 # ---------------------------------------------------------------------------------------------- loads and stores
 
 
