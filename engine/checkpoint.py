@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, read_json
 from tfm.engine.safetensors_file import TensorInfo, read_header

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.engine.progress import Progress, silent
 
 ITEM_BYTES = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2}

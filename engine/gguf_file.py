@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.engine.checkpoint_writer import PendingTensor, write_safetensors
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_file import GgufFile

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_file import GgufFile
 from tfm.engine.gguf_tokenizer import eos_token_ids

@@ -1,7 +1,8 @@
 """A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
 
 import threading
-from collections.abc import Iterator, Sequence as Items
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -19,7 +20,16 @@ from tfm.engine.records import STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
 from tfm.engine.weights import Weights
 from tfm.kernels.packing import PACK, aligned_empty
-from tfm.kernels.records import KV_BLOCK, KV_TYPES, LANES, NORMS, SEGMENT_BLOCKS, SPAN, attention_scratch_bytes, state_bytes
+from tfm.kernels.records import (
+    KV_BLOCK,
+    KV_TYPES,
+    LANES,
+    NORMS,
+    SEGMENT_BLOCKS,
+    SPAN,
+    attention_scratch_bytes,
+    state_bytes,
+)
 
 if TYPE_CHECKING:
     from tfm.engine.generate import Token

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.engine.architectures import ARCHITECTURES
 from tfm.engine.checkpoint import Checkpoint
 from tfm.engine.config import LayerConfig, ModelConfig, Norm

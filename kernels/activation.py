@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.simd import LANES, absolute, exp, fma, load_f32, maximum, minimum, splat, store_f32

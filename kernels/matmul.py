@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.kernels.formats import by_format, bf16, dense, f16, f32, q4, q8
+from tfm.kernels.formats import bf16, by_format, dense, f16, f32, q4, q8
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.quantize import quantize

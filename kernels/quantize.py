@@ -14,7 +14,18 @@ import numpy.typing as npt
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.records import GROUP, LANES
-from tfm.kernels.simd import absolute, load_f32, maximum, poke_f32, poke_i32, reduce_add, reduce_max, round_even, splat, store_i8
+from tfm.kernels.simd import (
+    absolute,
+    load_f32,
+    maximum,
+    poke_f32,
+    poke_i32,
+    reduce_add,
+    reduce_max,
+    round_even,
+    splat,
+    store_i8,
+)
 
 
 def reference(x_TK: Any) -> Any:

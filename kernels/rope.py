@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.simd import LANES, load_f32, peek_f32, poke_f32, store_f32

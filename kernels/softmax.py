@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.simd import LANES, exp, first_lanes, load_f32, maximum, reduce_add, reduce_max, splat, store_f32

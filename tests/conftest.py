@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from raw_safetensors import entry, to_bf16, write_raw, write_tensors
 from safetensors.numpy import save_file
+
 from tfm.engine.checkpoint import Checkpoint
 from tfm.engine.errors import TfmError
 

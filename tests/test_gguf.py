@@ -7,12 +7,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import CHAT_TEMPLATE, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, POSITIONS, TOKENS, write_gguf
+from tokenizers import Tokenizer
+
 from tfm.engine.checkpoint import Checkpoint
 from tfm.engine.config import read_config
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.weights import load_weights
-from tokenizers import Tokenizer
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4"}

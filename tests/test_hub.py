@@ -12,6 +12,7 @@ import pytest
 from gguf_files import write_gguf
 from hub_server import REPO, HubServer, commit_of
 from huggingface_hub import constants
+
 from tfm.engine.errors import TfmError
 from tfm.engine.hub import resolve
 

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from tfm.kernels import jit
 
 SOURCE = """

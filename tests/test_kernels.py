@@ -9,6 +9,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+
 from tfm.kernels import activation, jit, ops, rope, softmax
 
 OPS = ops.find_ops()

@@ -6,6 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+
 from tfm.kernels import simd
 
 LANES = simd.LANES

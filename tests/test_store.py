@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from gguf_files import write_gguf
 from huggingface_hub import constants
+
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.hub import resolve

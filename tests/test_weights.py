@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_safetensors import to_bf16, write_tensors
+
 from tfm.engine.checkpoint import Checkpoint
 from tfm.engine.config import read_config
 from tfm.engine.errors import TfmError

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
+
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields
 
