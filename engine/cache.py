@@ -1,4 +1,4 @@
-"""Keys and values: blocks of 64 positions from one pool, found through a table a sequence. S counts the positions that are there."""
+"""Keys and values: blocks of 64 positions from one pool, found through a table a sequence. S counts the positions."""
 
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,8 @@ from tfm.kernels.records import KV_BLOCK
 class BlockPool:
     """Blocks of block_bytes each, made when they are needed and used again when they were given back.
 
-    limit is the most blocks that may be there at once; `take` raises TfmError beyond it, or when the machine has no memory left.
+    limit is the most blocks that may be there at once; `take` raises TfmError beyond it, or when the machine has no
+    memory left.
     """
 
     def __init__(self, block_bytes: int, limit: int | None = None) -> None:
@@ -47,7 +48,7 @@ class BlockPool:
 
 
 class Sequence:
-    """The positions of one text that have been through the model. Close it (or use it in `with`) to give its blocks back."""
+    """The positions of one text that have been through the model. Close it (or use `with`) to give its blocks back."""
 
     def __init__(self, pool: BlockPool, ctx: int) -> None:
         self._pool = pool

@@ -1,14 +1,16 @@
-"""The forward pass: embedding -> blocks -> unembedding. One function for every architecture, format and batch. Read this first.
+"""The forward pass: embedding -> blocks -> unembedding. One function for all models, formats, batches. Read it first.
 
 The residual stream x [T, D] holds a row for each new token. A block adds to it twice:
 
-    x = x + H(x)        heads: every head reads where its queries look (A), and writes what its values carry (the OV circuit)
+    x = x + H(x)        heads: each reads where its queries look (A), and writes what its values carry (the OV circuit)
     x = x + MLP(x)
 
-and the unembedding reads logits off the last x. What differs between models stands in the layer table (records.py), one row a layer.
+and the unembedding reads logits off the last x. What differs between models stands in the layer table (records.py), one
+row a layer.
 
-All threads of the team run `forward` together, each on its slice: of the outputs of a matmul, of the heads, of the rows of a norm. They
-wait for each other where one reads what another wrote: five times a block, and before a matmul of many rows once more.
+All threads of the team run `forward` together, each on its slice: of the outputs of a matmul, of the heads, of the rows
+of a norm. They wait for each other where one reads what another wrote: five times a block, and before a matmul of many
+rows once more.
 
 Shapes: T rows (of any sequences, at any positions), D hidden, F feed-forward, N query heads, K key heads, V vocabulary.
 """
@@ -169,9 +171,13 @@ def unembed(step: Record, me: Record) -> None:
 
 @jit
 def norm_rows(
-    step: Record, me: Record, norm: Record, source: int, stride: int, columns: int, picked: int, rows: int, quantized: bool
-) -> Record:
-    """The rows that a matmul reads: norm(source), and as int8 where a quantised matrix reads them. picked lists the rows, 0: all in order."""
+    step: Record, me: Record, norm: Record, source: int, stride: int, columns: int,
+    picked: int, rows: int, quantized: bool,
+) -> Record:  # fmt: skip
+    """The rows that a matmul reads: norm(source), and as int8 where a quantised matrix reads them.
+
+    picked is the address of the row numbers, 0 for all in order.
+    """
     few = rows <= FEW_ROWS
     acts = activations_at(me.activations if few else step.activations)
     first, last = (0, rows) if few else share(rows, me)
@@ -180,7 +186,8 @@ def norm_rows(
         values = acts.values + t * acts.stride
         normalize(norm.kind, source + row * stride, columns, norm.eps, norm.weight, norm.bias, values)
         if quantized:
-            quantize_row(values, columns, acts.quantized + t * acts.quantized_stride, acts.groups + t * acts.groups_stride)
+            quantized_row, groups = acts.quantized + t * acts.quantized_stride, acts.groups + t * acts.groups_stride
+            quantize_row(values, columns, quantized_row, groups)
     if not few:
         barrier(me)
     return acts
@@ -205,7 +212,7 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 
 @jit
 def run(thread: int) -> None:
-    """The entry: thread 0 runs one step; a helper runs every step that thread 0 runs, until there is none for a while."""
+    """The entry: thread 0 runs one step; a helper runs every step of thread 0, until there is none for a while."""
     me = thread_at(thread)
     while me.index == 0 or next_step(me):
         forward(step_at(me.work), me)

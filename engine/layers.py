@@ -30,7 +30,8 @@ def padded(size: int) -> int:
 class RopeTable:
     """Cosines and sines of all positions up to ctx, float32 [positions, half], filled in as they are needed.
 
-    They are computed in float64, 64 positions at a time, so that a position's bits do not depend on which text asked first.
+    They are computed in float64, 64 positions at a time, so that a position's bits do not depend on which text asked
+    first.
     """
 
     def __init__(self, rope: RopeConfig, ctx: int) -> None:
@@ -51,7 +52,10 @@ class RopeTable:
 
 @dataclass
 class LayerTable:
-    """All that the forward pass reads: a record a layer, and those of embedding and unembedding. `memory` is what they point into."""
+    """All that the forward pass reads: a record a layer, and those of embedding and unembedding.
+
+    `memory` is what they point into.
+    """
 
     layers: Record
     embed_tokens: Record
@@ -77,9 +81,12 @@ def packed_size(weights: Weights) -> int:
     """Bytes of all matrices when packed (norms and biases, which are small, not counted)."""
     matrices = [weights.embed_tokens, weights.lm_head]
     for layer in weights.layers:
-        matrices += [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gate_proj, layer.up_proj, layer.down_proj]
+        matrices += [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj]
+        matrices += [layer.gate_proj, layer.up_proj, layer.down_proj]
     return sum(
-        packed_bytes(describe(m.format, m.rows, m.columns, m.group_size, m.scale_type)) for m in matrices if m is not None
+        packed_bytes(describe(m.format, m.rows, m.columns, m.group_size, m.scale_type))
+        for m in matrices
+        if m is not None
     )
 
 

@@ -26,9 +26,10 @@ def load(
 ) -> "Model":
     """A model ready to run.
 
-    ref is a folder, a .gguf file, org/name[@revision] on the hub or the default model's name (None: that one). threads is the number of
-    processors to use (None: all that this process may use), kv_type how keys and values are held (f32, f16, q8), ctx the most positions of
-    a sequence (None: the model's own), max_ram the most bytes to take. Raises TfmError for what is missing, damaged, not supported or too large.
+    ref is a folder, a .gguf file, org/name[@revision] on the hub or the default model's name (None: that one). threads
+    is the number of processors to use (None: all that this process may use), kv_type how keys and values are held (f32,
+    f16, q8), ctx the most positions of a sequence (None: the model's own), max_ram the most bytes to take. Raises
+    TfmError for what is missing, damaged, not supported or too large.
     """
     from tfm.engine.checkpoint import Checkpoint
     from tfm.engine.config import check_vocabulary, read_config
@@ -54,7 +55,8 @@ def load(
         weights = load_weights(Checkpoint(folder), config)
         cache_bytes = _refuse_too_large(config, weights, kv_type, ctx, max_ram)
         model = Model(
-            str(ref or DEFAULT_MODEL), folder, config, weights, min(threads or most, most), kv_type, ctx, cache_bytes, progress
+            str(ref or DEFAULT_MODEL), folder, config, weights,
+            min(threads or most, most), kv_type, ctx, cache_bytes, progress,
         )  # fmt: skip
         model.tokenizer = reading.result()
     check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
@@ -74,7 +76,7 @@ def _context(config: "ModelConfig", ctx: int | None) -> int:
 def _refuse_too_large(
     config: "ModelConfig", weights: "Weights", kv_type: str, ctx: int, max_ram: int | None
 ) -> int | None:
-    """The bytes left for keys and values under max_ram; TfmError where the model does not fit, with what it would take."""
+    """The bytes left for keys and values under max_ram; TfmError where the model does not fit: what it would take."""
     from tfm.engine.layers import cache_block_bytes, packed_size
     from tfm.engine.machine import available_memory
     from tfm.engine.model import Buffers
@@ -90,7 +92,8 @@ def _refuse_too_large(
     least = size + scratch + block
     remedy = "use a smaller model or fewer bits"
     if max_ram is not None and least > max_ram:
-        raise TfmError("--max-ram", f"{least / 1e6:.0f} MB needed ({parts})", f"{max_ram / 1e6:.0f} MB", f"raise it or {remedy}")
+        needed = f"{least / 1e6:.0f} MB needed ({parts})"
+        raise TfmError("--max-ram", needed, f"{max_ram / 1e6:.0f} MB", f"raise it or {remedy}")
     free = available_memory()
     if free is not None and least > free:
         raise TfmError("memory", f"{least / 1e6:.0f} MB needed ({parts})", f"{free / 1e6:.0f} MB free", remedy)

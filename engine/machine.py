@@ -7,7 +7,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_threads() -> int:
-    """Processors that this process may use: the smaller of its affinity and its cgroup's quota (rounded up), at least 1."""
+    """Processors that this process may use: the smaller of its affinity and its cgroup's quota (rounded up), or 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(affinity, _cgroup_processors() or affinity))
 
@@ -22,8 +22,9 @@ def _cgroup_processors() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, by the machine's and the cgroup's count; None where that cannot be known."""
-    counts = [int(line.split()[1]) * 1024 for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable")]
+    """Bytes that can be taken without swapping, by the machine's and the cgroup's count; None where nobody can know."""
+    lines = _read(Path("/proc/meminfo")).splitlines()
+    counts = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
     limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
         counts.append(int(limit) - int(used) + _reclaimable())

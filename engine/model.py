@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from tfm.engine.tokenizer import Tokenizer
 
 MAX_ROWS = 512  # rows of one forward pass; a longer prompt takes several, with the same result
-SPLIT_ROWS = 8  # so few rows share a long sequence by its segments, since they have too few heads to keep all threads busy
+# So few rows share a long sequence by its segments, since they have too few heads to keep all threads busy.
+SPLIT_ROWS = 8
 Work = Items[tuple[Sequence, Items[int]]]
 
 
@@ -85,15 +86,16 @@ class Model:
     def step(self, work: Work, logits: Literal["last", "all", "none"] = "last") -> npt.NDArray[np.float32]:
         """Append tokens to sequences: prefill, decoding and any mix of them.
 
-        work lists (sequence, new token ids). Gives float32 [rows, V]: of the last new token of each sequence in order ("last"), or of every new token.
-        A row's logits depend on its own sequence only, bit for bit. Raises TfmError where a sequence would outgrow the context or memory ends;
-        tokens before that have been appended.
+        work lists (sequence, new token ids). Gives float32 [rows, V]: of the last new token of each sequence in order
+        ("last"), or of every new token. A row's logits depend on its own sequence only, bit for bit. Raises TfmError
+        where a sequence would outgrow the context or memory ends; tokens before that have been appended.
         """
         for sequence, ids in work:
             if sequence.length + len(ids) > self.ctx:
                 raise TfmError(
-                    "context", f"{sequence.length + len(ids)} tokens", f"at most {self.ctx}", "shorten the text or raise --ctx"
-                )
+                    "context", f"{sequence.length + len(ids)} tokens",
+                    f"at most {self.ctx}", "shorten the text or raise --ctx",
+                )  # fmt: skip
             if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
                 wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
                 raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
@@ -139,7 +141,10 @@ class Model:
         return len(picked)
 
     def logits(self, ids: Items[int], chunk: int | None = None) -> npt.NDArray[np.float32]:
-        """float32 [T, V]: the logits after each of ids. chunk splits the prompt into passes of so many tokens, with the same result."""
+        """float32 [T, V]: the logits after each of ids.
+
+        chunk splits the prompt into passes of so many tokens, with the same result.
+        """
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
         size = chunk or MAX_ROWS
         with self.sequence() as sequence:
@@ -187,7 +192,10 @@ def _parts(work: Work, most: int) -> "Iterator[list[tuple[Sequence, Items[int], 
 
 
 class Buffers:
-    """What the threads of a step write, for at most MAX_ROWS rows. Memory is touched, and so taken, only as far as a step needs it."""
+    """What the threads of a step write, for at most MAX_ROWS rows.
+
+    Memory is touched, and so taken, only as far as a step needs it.
+    """
 
     def __init__(self, config: ModelConfig, ctx: int) -> None:
         self._widths = _Widths.of(config)
@@ -217,7 +225,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class _Widths:
-    """The widest rows of a model: float32 strides in bytes, the columns that a matmul reads, the bytes of a segment's states."""
+    """The widest rows of a model: strides in bytes, the columns that a matmul reads, bytes of a segment's states."""
 
     strides: tuple[int, ...]  # x, heads_out, attended, gate, up
     columns: int

@@ -1,6 +1,9 @@
-"""The records that the forward pass reads: the layer table and the step. NumPy structured types, filled in Python (layers.py, model.py).
+"""The records that the forward pass reads: the layer table and the step.
 
-Fields are int64 addresses and counts unless they say otherwise; an address of 0 means that the thing is not there. D is the hidden size.
+NumPy structured types, filled in Python (layers.py, model.py).
+
+Fields are int64 addresses and counts unless they say otherwise; an address of 0 means that the thing is not there. D is
+the hidden size.
 """
 
 from typing import Any
@@ -30,13 +33,16 @@ LAYER = _record(
     ("gate_proj", MATRIX), ("up_proj", MATRIX), ("down_proj", MATRIX),
 )  # fmt: skip
 
-# One forward pass over T rows: what goes in, the weights, and where the threads write. Strides are bytes from row to row.
+# One forward pass over T rows: what goes in, the weights, and where the threads write. Strides are bytes from row to
+# row; tokens, positions and tables are int64 [T], tables the address of the block table of the row's sequence.
 STEP = _record(
-    "rows", "tokens", "positions", "tables", "spans", "num_spans",  # int64 [T] each; tables: address of the block table of the row's sequence
+    "rows", "tokens", "positions", "tables", "spans", "num_spans",
     "logit_rows", "num_logit_rows", "logits", "logits_stride",
-    "hidden_size", "num_layers", "layers", ("embed_tokens", MATRIX), "position_embeddings", ("norm", NORM), ("lm_head", MATRIX),
+    "hidden_size", "num_layers", "layers",
+    ("embed_tokens", MATRIX), "position_embeddings", ("norm", NORM), ("lm_head", MATRIX),
     "kv_type", "segments", "partials", "partial_bytes", "claims",
-    "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride", "gate", "up", "mlp_stride", "activations",
+    "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride",
+    "gate", "up", "mlp_stride", "activations",
 )  # fmt: skip
 
-FEW_ROWS = 8  # so few rows every thread normalises and quantises for itself, which costs less than waiting for the others
+FEW_ROWS = 8  # so few rows every thread normalises and quantises for itself, which costs less than to wait for others

@@ -41,8 +41,9 @@ def _activation_strides(columns: int) -> dict[str, int]:
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
-    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads: between steps they spin for
-    a moment, and then sleep on a semaphore; they hold no reference to the team, which ends them when it goes.
+    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads:
+    between steps they spin for a moment, and then sleep on a semaphore; they hold no reference to the team, which ends
+    them when it goes.
     """
 
     def __init__(self, threads: int, work: int, columns: int, scratch_bytes: int) -> None:
@@ -61,7 +62,8 @@ class Team:
             acts, memory = activation_rows(records.FEW_ROWS, columns)
             self._memory += [acts, memory]
             self._records[index] = (
-                index, self.threads, self._shared.ctypes.data, 0, 0, work, acts.ctypes.data, self._memory[index].ctypes.data
+                index, self.threads, self._shared.ctypes.data, 0, 0, work,
+                acts.ctypes.data, self._memory[index].ctypes.data,
             )  # fmt: skip
         self._wake = threading.Semaphore(0)
         self._closing = threading.Event()

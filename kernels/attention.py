@@ -2,16 +2,17 @@
 
 For a query q at position t, with the keys and values of the positions it may see (s <= t, and s > t - window):
 
-    score[s] = cap(scale * q . k[s])        cap(z) = softcap * tanh(z / softcap), or z        o = sum_s softmax(score)[s] * v[s]
+    score[s] = cap(scale * q . k[s])        cap(z) = softcap * tanh(z / softcap), or z
+    o = sum_s softmax(score)[s] * v[s]
 
-A cache block holds 64 positions of a head: keys transposed, [head_size, 64], so that a lane is a position, and values as [64, head_size], so
-that a lane is an element of the head; neither product sums across lanes. In q8 a position's key (and value) has one float32 scale,
-64 of them behind the int8.
+A cache block holds 64 positions of a head: keys transposed, [head_size, 64], so that a lane is a position, and values
+as [64, head_size], so that a lane is an element of the head; neither product sums across lanes. In q8 a position's key
+(and value) has one float32 scale, 64 of them behind the int8.
 
-Blocks are walked from the first that the window reaches, with the online softmax (Milakov and Gimelshein 2018): a maximum m, a sum l and o are
-scaled by exp(m - m') when the maximum grows. Eight blocks are a segment, summed by itself from nothing and then merged into the
-whole in order. So a result depends on the position only: not on the rows that share a tile (they share the loads), nor on
-whether segments were summed by one thread in turn or by many at once.
+Blocks are walked from the first that the window reaches, with the online softmax (Milakov and Gimelshein 2018): a
+maximum m, a sum l and o are scaled by exp(m - m') when the maximum grows. Eight blocks are a segment, summed by itself
+from nothing and then merged into the whole in order. So a result depends on the position only: not on the rows that
+share a tile (they share the loads), nor on whether segments were summed by one thread in turn or by many at once.
 """
 
 from collections.abc import Mapping
@@ -76,7 +77,8 @@ from tfm.kernels.simd import (
 
 F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
 SPAN_BYTES = SPAN.itemsize
-MAGIC = np.float32(12582912)  # 1.5 * 2**23: added and taken away, it leaves the nearest whole number, as simd.round_even
+# 1.5 * 2**23: added and taken away, it leaves the nearest whole number, as simd.round_even.
+MAGIC = np.float32(12582912)
 NOTHING = np.float32(-1e30)  # the maximum of no scores; finite, so that exp(NOTHING - NOTHING) is 1 and not NaN
 # A row's state: the maximum m, at 64 bytes the 16 partial sums of l, and from STATE_HEAD on o.
 
@@ -201,7 +203,7 @@ def finish_state(state, head_dim, out):
 
 @jit
 def softmax_block(s, low, high, softcap, k_scales, v_scales, state, shrink):
-    """A block's scores into weights, in place, for one query that sees its positions low .. high - 1; m and l are brought up to date.
+    """A block's scores into weights, in place, for one query that sees its positions low .. high - 1; m and l follow.
 
     k_scales and v_scales are the addresses of 64 scales, 0 for none. shrink gets the factor of what was summed before.
     """
@@ -364,7 +366,10 @@ run_segment = _pick({(kind, rows): segment_kernel(*KINDS[kind], rows) for kind i
 
 @jit
 def gather_queries(heads, span, kv_head, begin, rows, q, q_stride, tile_q, positions):
-    """Copy `rows` queries of a key head's group, scaled, side by side. Query i of the group is row i // G of the span, head i % G."""
+    """Copy `rows` queries of a key head's group, scaled, side by side.
+
+    Query i of the group is row i // G of the span, head i % G.
+    """
     group = heads.num_attention_heads // heads.num_key_value_heads
     head_size = heads.head_size
     scale = splat(heads.scale)
@@ -377,8 +382,13 @@ def gather_queries(heads, span, kv_head, begin, rows, q, q_stride, tile_q, posit
 
 
 @jit
-def attend_tile(kv_type, heads, span, layer_offset, kv_head, begin, segment, q, q_stride, out, out_stride, partial, scratch):
-    """A tile of queries of one key head: all segments, and the result to out; or only `segment` >= 0, and its state to partial."""
+def attend_tile(
+    kv_type, heads, span, layer_offset, kv_head, begin, segment, q, q_stride, out, out_stride, partial, scratch
+):  # fmt: skip
+    """A tile of queries of one key head: all segments, and the result to out; or one `segment`, its state to partial.
+
+    All segments where segment is -1.
+    """
     group = heads.num_attention_heads // heads.num_key_value_heads
     head_size = heads.head_size
     left = span.count * group - begin
@@ -419,11 +429,14 @@ def attend_tile(kv_type, heads, span, layer_offset, kv_head, begin, segment, q, 
 
 
 @jit
-def attend(me, kv_type, heads, spans, num_spans, layer_offset, q, q_stride, out, out_stride, claims, segments, partials, partial_bytes):
+def attend(
+    me, kv_type, heads, spans, num_spans, layer_offset, q, q_stride, out, out_stride,
+    claims, segments, partials, partial_bytes,
+):  # fmt: skip
     """This thread's part of attention for the rows of all spans; the threads claim tiles from the counter at `claims`.
 
-    q is [T, N, head_size] and out [T, N * head_dim], float32. segments is 0: a tile is one piece of work; or the number of segments of the
-    longest sequence: a tile and a segment are, and `merge_segments` follows after a barrier.
+    q is [T, N, head_size] and out [T, N * head_dim], float32. segments is 0: a tile is one piece of work; or the number
+    of segments of the longest sequence: a tile and a segment are, and `merge_segments` follows after a barrier.
     """
     group = heads.num_attention_heads // heads.num_key_value_heads
     mine = atomic_add(claims, 1)
@@ -503,7 +516,8 @@ def attention(
 ) -> npt.NDArray[np.float32]:
     """[T, N, H]: causal attention of the last T of S positions, with keys and values held as kv_type.
 
-    by_segment sums each segment of 512 positions by itself and merges them at the end, as threads do that share a long sequence.
+    by_segment sums each segment of 512 positions by itself and merges them at the end, as threads do that share a long
+    sequence.
     """
     (T, N, H), (S, K, _) = q_TNH.shape, k_SKH.shape
     kind, size, blocks = KV_TYPES[kv_type], -(-H // LANES) * LANES, -(-S // KV_BLOCK)
@@ -528,7 +542,8 @@ def attention(
     thread["threads"], thread["scratch"] = 1, scratch.ctypes.data
     out = np.full((T, N, H), np.nan, np.float32)
     _attend_all(
-        thread.ctypes.data, kind, heads.ctypes.data, span.ctypes.data, q.ctypes.data, 4 * N * size, out.ctypes.data, 4 * N * H,
+        thread.ctypes.data, kind, heads.ctypes.data, span.ctypes.data,
+        q.ctypes.data, 4 * N * size, out.ctypes.data, 4 * N * H,
         claims.ctypes.data, segments, partials.ctypes.data, partial_bytes,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Rows of the embedding: looked up in the packed panels, so that a tied unembedding needs no second copy. K is the hidden size."""
+"""Rows of the embedding, looked up in the packed panels: a tied unembedding needs no second copy. K is hidden_size."""
 
 from typing import Any
 
@@ -19,7 +19,8 @@ embed_row = by_format({module.CODE: module.embed for module in FORMATS})
 def add_row(source, size, x):
     """x += source, `size` float32."""
     for i in range(0, size, LANES):
-        store_first(x + 4 * i, load_f32(x + 4 * i) + first_lanes(load_f32(source + 4 * i), size - i, splat(0.0)), size - i)
+        more = first_lanes(load_f32(source + 4 * i), size - i, splat(0.0))
+        store_first(x + 4 * i, load_f32(x + 4 * i) + more, size - i)
 
 
 @jit

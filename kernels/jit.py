@@ -1,12 +1,14 @@
 """The one compile policy: how a kernel is compiled, where its machine code is kept, and how it is called.
 
-An *entry* is a compiled function that Python calls. Its arguments are plain numbers (counts, addresses), so that its machine code
-needs nothing from Numba at run time: what Numba emitted is kept as an object file, and a later process loads it
-with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds the kernel's source.
+An *entry* is a compiled function that Python calls. Its arguments are plain numbers (counts, addresses), so that its
+machine code needs nothing from Numba at run time: what Numba emitted is kept as an object file, and a later process
+loads it with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds the kernel's
+source.
 
-The object files lie in a folder named by a digest of everything they depend on: the sources, the versions of Numba and llvmlite,
-the CPU's name and its features. Each is written under a temporary name and renamed, and carries the digest of its
-own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written the work goes on without.
+The object files lie in a folder named by a digest of everything they depend on: the sources, the versions of Numba and
+llvmlite, the CPU's name and its features. Each is written under a temporary name and renamed, and carries the digest of
+its own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written the work goes on
+without.
 """
 
 import ctypes
@@ -33,12 +35,12 @@ KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; 
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a kernel or a part of one: no GIL, no bounds checks, no exceptions, no allocation, NumPy's rules for division."""
+    """Compile a kernel or a part of one: no GIL, bounds checks, exceptions, allocation; NumPy's rules for division."""
     return _compiled(function, forceinline=False)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """The same for the inner part of a loop, which must not be left to LLVM's taste: it becomes a part of whoever calls it."""
+    """The same for the inner part of a loop, not left to LLVM's taste: it becomes a part of whoever calls it."""
     return _compiled(function, forceinline=True)
 
 
@@ -79,9 +81,9 @@ def _digest(sources: tuple[Path, ...]) -> str:
 class Entry:
     """A compiled function of plain numbers, called from Python without the GIL.
 
-    target is "module:function"; arguments has a letter for each, i for int64 and f for float64; a call gives an int64 (0 where
-    the function returns nothing). It is loaded or compiled at the first call, or before by `prepare`. sources names files other than the
-    kernels and the module itself that the machine code depends on.
+    target is "module:function"; arguments has a letter for each, i for int64 and f for float64; a call gives an int64
+    (0 where the function returns nothing). It is loaded or compiled at the first call, or before by `prepare`. sources
+    names files other than the kernels and the module itself that the machine code depends on.
     """
 
     def __init__(self, target: str, arguments: str, sources: tuple[str, ...] = ()) -> None:
@@ -109,25 +111,27 @@ class Entry:
             kept = _read_object(path)
             if kept is None:
                 label = "compiling kernels for this CPU (once)"
-                if progress:
+                if progress is not None:
                     progress(label, 0, 1)
                 kept = self._compile()
                 _write_object(path, *kept)
-                if progress:
+                if progress is not None:
                     progress(label, 1, 1)
             self._load(*kept)
 
     def _path(self) -> Path:
         spec = importlib.util.find_spec(self.module)
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         digest = _digest((Path(spec.origin), *map(Path, self.sources)))
         return cache_folder() / "kernels" / digest / f"{self.module}.{self.function}.o"
 
     def _compile(self) -> tuple[str, bytes]:
         """The symbol's name and the object file, from Numba.
 
-        Numba would optimise and emit every function that this one calls, each with all that it calls in turn: 35 s for the forward pass.
-        Here the parts are only typed and linked together, and the whole is optimised and emitted once.
+        Numba would optimise and emit every function that this one calls, each with all that it calls in turn: 35 s for
+        the forward pass. Here the parts are only typed and linked together, and the whole is optimised and emitted
+        once.
         """
         from numba import types
         from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
@@ -201,7 +205,8 @@ def _write_object(path: Path, symbol: str, code: bytes) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        warnings.warn(f"compiled kernels are not kept: {error}; set TFM_CACHE to a folder that can be written", stacklevel=2)
+        remedy = "set TFM_CACHE to a folder that can be written"
+        warnings.warn(f"compiled kernels are not kept: {error}; {remedy}", stacklevel=2)
 
 
 def _drop_oldest(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """y = x W^T + bias for weights in panels: the driver that all formats share. M rows, N outputs, K columns.
 
-A call computes some panels for some rows. Rows are taken in blocks that stay in the L2 cache, a panel is read once for a block, and
-a micro-kernel takes up to TILE rows at once. Which tile a row falls into does not change its sums.
+A call computes some panels for some rows. Rows are taken in blocks that stay in the L2 cache, a panel is read once for
+a block, and a micro-kernel takes up to TILE rows at once. Which tile a row falls into does not change its sums.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,8 @@ def driver(module: ModuleType) -> Any:
         if end - begin == 1:
             while p + panels_at_once <= last:
                 bias = matrix.bias + 64 * p if matrix.bias != 0 else 0
-                row(matrix, matrix.data + p * matrix.panel_bytes, acts, begin, bias, out + begin * stride + 64 * p, stride, add)
+                panel, target = matrix.data + p * matrix.panel_bytes, out + begin * stride + 64 * p
+                row(matrix, panel, acts, begin, bias, target, stride, add)
                 p += panels_at_once
         for block in range(begin, end, ROW_BLOCK):
             for q in range(p, last):
@@ -82,7 +83,8 @@ def driver(module: ModuleType) -> Any:
 
 
 # multiply(matrix, acts, begin, end, first, last, out, stride, add): rows begin..end-1 and panels first..last-1 of
-# out[t, n] = (out[t, n] if add) + x[t] . w[n] + bias[n]; out is float32, `stride` bytes from row to row, padded to whole panels.
+# out[t, n] = (out[t, n] if add) + x[t] . w[n] + bias[n]; out is float32, `stride` bytes from row to row, padded to
+# whole panels.
 multiply = by_format({module.CODE: driver(module) for module in FORMATS})
 pack_panel = by_format({module.CODE: module.pack for module in FORMATS})
 

@@ -28,7 +28,10 @@ def reference(x_TD: Any, w_D: Any, b_D: Any, eps: float, kind: int) -> Any:
 
 @jit
 def normalize(kind, x, size, eps, weight, bias, out):
-    """Write the norm of the row at x (float32, padded with zeros) to out; kind NONE copies. weight, and bias (0: none), are padded as well."""
+    """Write the norm of the row at x (float32, padded with zeros) to out; kind NONE copies.
+
+    weight, and bias (0: none), are padded as well.
+    """
     zero = splat(0.0)
     mean = zero
     if kind == LAYER:

@@ -45,10 +45,10 @@ def pack_tasks(
     biases: npt.NDArray[Any] | None = None,
     rows: npt.NDArray[np.int64] | None = None,
 ) -> Iterator[Callable[[], None]]:
-    """Calls that together pack a checkpoint's matrix into the memory at record's data; they may run in any order and thread.
+    """Calls that together pack a checkpoint's matrix into the memory at record's data, in any order and thread.
 
-    weight is [N, K] in a float type (any strides), or uint32 [N, K * bits / 32] with contiguous rows; scales and biases are [N, groups].
-    rows names the source row of each packed row, -1 for zeros (default: 0, 1, 2 ...).
+    weight is [N, K] in a float type (any strides), or uint32 [N, K * bits / 32] with contiguous rows; scales and biases
+    are [N, groups]. rows names the source row of each packed row, -1 for zeros (default: 0, 1, 2 ...).
     """
     panels, count = int(record["panels"][0]), int(record["rows"][0])
     source_rows = np.full(panels * LANES, -1, np.int64)

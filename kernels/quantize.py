@@ -2,7 +2,8 @@
 
     a = max |x| / 127        x8 = round(x / a), ties to even        x ~ a * x8
 
-Beside x8, every group of 32 has 16 bytes: a (float32), a * sum(x8) (float32), sum(x8) (int32), unused. A group of zeros has a = 0.
+Beside x8, every group of 32 has 16 bytes: a (float32), a * sum(x8) (float32), sum(x8) (int32), unused. A group of zeros
+has a = 0.
 """
 
 from collections.abc import Mapping
@@ -87,4 +88,8 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
     return cases
 
 
-OPS = [Op("quantize", quantized_values, reference, _cases, lambda inputs: (5 * inputs["x_TK"].size, 4 * inputs["x_TK"].size))]
+def _work(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    return 5 * inputs["x_TK"].size, 4 * inputs["x_TK"].size
+
+
+OPS = [Op("quantize", quantized_values, reference, _cases, _work)]

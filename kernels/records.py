@@ -1,7 +1,7 @@
 """The records that kernels read: NumPy structured types, so that Python fills them and a kernel reads `matrix.panels`.
 
-This file imports neither Numba nor llvmlite: the engine needs it in every process. Fields are int64 addresses and counts unless
-they say otherwise; an address of 0 means that the thing is not there.
+This file imports neither Numba nor llvmlite: the engine needs it in every process. Fields are int64 addresses and
+counts unless they say otherwise; an address of 0 means that the thing is not there.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def _record(*fields: Any) -> np.dtype[Any]:
     return np.dtype([field if isinstance(field, tuple) else (field, _I) for field in fields], align=True)
 
 
-# A weight matrix [N, K] in panels of 16 outputs; see kernels/formats. rows is N as it came, panels * 16 what is computed.
+# A weight matrix [N, K] in panels of 16 outputs; see kernels/formats. rows is N as it came; panels * 16 are computed.
 MATRIX = _record("data", "bias", "format", "rows", "columns", "panels", "panel_bytes", "group_size", "scale_type")
 
 # Rows that a matmul reads: float32 values, and the same as int8 with, for every 32 columns, 16 bytes:
@@ -70,7 +70,8 @@ def head_bytes(kv_type: int, head_size: int) -> int:
     return KV_BLOCK * (head_size * element + (4 if kv_type == KV_TYPES["q8"] else 0))
 
 
-STATE_HEAD = 128  # bytes of an attention state before its sums of values: the maximum, and at 64 the 16 partial sums of weights
+# Bytes of an attention state before its sums of values: the maximum, and at 64 the 16 partial sums of weights.
+STATE_HEAD = 128
 MOST_TILE = 8  # rows of the largest tile on any CPU (simd.TILE)
 
 

@@ -1,17 +1,18 @@
-"""Vector types and their operations, so that a kernel reads `acc = fma(a, b, acc)`; the only file that imports llvmlite.
+"""Vector types and their operations: a kernel reads `acc = fma(a, b, acc)`. The only file that imports llvmlite.
 
-A vector has 16 lanes of 32 bits (or 64 of 8), which is one AVX-512 register, two AVX2 registers or four NEON registers: LLVM
-splits it. A lane is always one output of a kernel, so that no kernel ever sums across lanes of a long dot product and
-the order of summation does not depend on the width of the machine's registers.
+A vector has 16 lanes of 32 bits (or 64 of 8), which is one AVX-512 register, two AVX2 registers or four NEON registers:
+LLVM splits it. A lane is always one output of a kernel, so that no kernel ever sums across lanes of a long dot product
+and the order of summation does not depend on the width of the machine's registers.
 
-A tile is a fixed number of vectors, one for each row of activations (or each panel of weights) that a micro-kernel holds in
-registers; its operations are unrolled when the kernel is compiled.
+A tile is a fixed number of vectors, one for each row of activations (or each panel of weights) that a micro-kernel
+holds in registers; its operations are unrolled when the kernel is compiled.
 
-Memory is named by plain integer addresses: the layer table and the step record hold addresses, and a kernel that walks packed
-panels counts bytes. Every address was checked in Python before.
+Memory is named by plain integer addresses: the layer table and the step record hold addresses, and a kernel that walks
+packed panels counts bytes. Every address was checked in Python before.
 
-What differs between CPUs is chosen here, from the target's features: the integer dot products, the pause instruction, and
-whether a fused multiply-add or a conversion from half precision exists. Without them the generic forms below are right everywhere.
+What differs between CPUs is chosen here, from the target's features: the integer dot products, the pause instruction,
+and whether a fused multiply-add or a conversion from half precision exists. Without them the generic forms below are
+right everywhere.
 """
 
 import operator
@@ -33,7 +34,7 @@ LANES = 16
 
 
 def target_features() -> frozenset[str]:
-    """The features of the CPU that Numba compiles for: the host's, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES force."""
+    """The features of the CPU compiled for: the host's, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES force."""
     features = os.environ.get("NUMBA_CPU_FEATURES")
     if features is not None:
         return frozenset(f[1:] for f in features.split(",") if f.startswith("+"))
@@ -52,8 +53,8 @@ HAS_AVX512 = IS_X86 and "avx512f" in FEATURES and "avx512bw" in FEATURES
 HAS_VNNI_512 = HAS_AVX512 and "avx512vnni" in FEATURES
 HAS_VNNI_256 = HAS_AVX2 and ("avxvnni" in FEATURES or ("avx512vnni" in FEATURES and "avx512vl" in FEATURES))
 
-# Rows of activations that a micro-kernel takes at once: an AVX2 machine has 16 registers, and 6 rows of 16 lanes are 12 accumulators;
-# AVX-512 and aarch64 have 32.
+# Rows of activations that a micro-kernel takes at once: an AVX2 machine has 16 registers, and 6 rows of 16 lanes are 12
+# accumulators; AVX-512 and aarch64 have 32.
 TILE = 8 if HAS_AVX512 or IS_AARCH64 else 6
 
 # ---------------------------------------------------------------------------------------------- types
@@ -93,7 +94,8 @@ class TileModel(models.PrimitiveModel):
 
 
 f32x16, i32x16, i8x64, i16x32 = Vector("f32", 16), Vector("i32", 16), Vector("i8", 64), Vector("i16", 32)
-V_F32, V_I32, V_I8, V_I16 = ir.VectorType(F32, 16), ir.VectorType(I32, 16), ir.VectorType(I8, 64), ir.VectorType(I16, 32)
+V_F32, V_I32 = ir.VectorType(F32, 16), ir.VectorType(I32, 16)
+V_I8, V_I16 = ir.VectorType(I8, 64), ir.VectorType(I16, 32)
 
 # ---------------------------------------------------------------------------------------------- building LLVM
 
@@ -111,7 +113,7 @@ def constant(vector: ir.VectorType, value: float | int) -> ir.Constant:
 def broadcast(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     vector = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return shuffle(builder, one, [0] * lanes)
 
 
 def shuffle(builder: ir.IRBuilder, value: ir.Value, lanes: list[int]) -> ir.Value:
@@ -140,7 +142,7 @@ def store_at(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, align: i
 
 
 def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c, rounded once where the target has the instruction (a call into libm for each lane where it has not)."""
+    """a * b + c, rounded once where the target has the instruction (else that would be a libm call for each lane)."""
     if not HAS_FMA:
         return builder.fadd(builder.fmul(a, b), c)
     return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
@@ -211,7 +213,7 @@ def _peek(name: str) -> Any:
 
 
 def _poke(name: str) -> Any:
-    kind, low = SCALARS[name]
+    kind, _ = SCALARS[name]
 
     @intrinsic
     def poke(typingctx: Any, address: Any, value: Any) -> Any:
@@ -224,8 +226,9 @@ def _poke(name: str) -> Any:
     return poke
 
 
-peek_f32, peek_i8, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, ("f32", "i8", "u8", "u16", "i32", "u32", "i64"))
-poke_f32, poke_i8, poke_u8, poke_u16, poke_i32, poke_u32, poke_i64 = map(_poke, ("f32", "i8", "u8", "u16", "i32", "u32", "i64"))
+_WORDS = ("f32", "i8", "u8", "u16", "i32", "u32", "i64")
+peek_f32, peek_i8, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, _WORDS)
+poke_f32, poke_i8, poke_u8, poke_u16, poke_i32, poke_u32, poke_i64 = map(_poke, _WORDS)
 
 
 def record_at(dtype: np.dtype[Any]) -> Any:
@@ -442,7 +445,7 @@ def absolute(typingctx: Any, a: Any) -> Any:
 
 @intrinsic
 def first_lanes(typingctx: Any, value: Any, count: Any, other: Any) -> Any:
-    """The first `count` lanes of value, and of `other` beyond (all of value where count >= 16, none where count <= 0)."""
+    """The first `count` lanes of value, and of `other` beyond; all of value where count >= 16, none where <= 0."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         count = builder.trunc(args[1], I32)
@@ -482,8 +485,8 @@ def round_even(typingctx: Any, value: Any) -> Any:
     return f32x16(f32x16), build
 
 
-# exp(r) = 1 + r + r**2 q(r) on |r| <= ln(2)/2: q by a Remez fit in float64 that rounds its coefficients to float32 one after the
-# other; the relative error of the polynomial is 0.055 * 2**-24.
+# exp(r) = 1 + r + r**2 q(r) on |r| <= ln(2)/2: q by a Remez fit in float64 that rounds its coefficients to float32 one
+# after the other; the relative error of the polynomial is 0.055 * 2**-24.
 EXP_COEFFICIENTS = (1.0, 1.0, 0.49999994, 0.16666517, 0.041668102, 0.0083691655, 0.0013838324)
 # tanh(x) = x + x**3 q(x**2) on |x| <= 0.625, fitted likewise; the relative error of the polynomial is 0.076 * 2**-24.
 TANH_COEFFICIENTS = (-0.3333328, 0.13331406, -0.053736515, 0.020628167, -0.0056922967)
@@ -498,8 +501,8 @@ def polynomial(builder: ir.IRBuilder, x: ir.Value, coefficients: tuple[float, ..
 
 
 def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """e**x: x = n ln 2 + r with ln 2 in two parts, so that r is right to its last bits; 2**n goes into the exponent in two halves,
-    since n may be 128."""
+    """e**x: x = n ln 2 + r with ln 2 in two parts, so that r is right to its last bits; 2**n goes into the exponent in
+    two halves, since n may be 128."""
     magic = constant(V_F32, 12582912.0)
     shifted = multiply_add(builder, x, constant(V_F32, 1.4426950408889634), magic)
     n = builder.fsub(shifted, magic)
@@ -517,9 +520,10 @@ def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 @intrinsic
 def exp(typingctx: Any, value: Any) -> Any:
-    """e**value in every lane, within 0.90 units in the last place (1.17 without fused multiply-add), and exactly 1 at 0.
+    """e**value in every lane, within 0.90 units in the last place (1.17 without fused multiply-add), exactly 1 at 0.
 
-    Below -87.33654 it is 0 (a result that float32 could only hold as a subnormal), above 88.72283 infinity; NaN stays NaN.
+    Below -87.33654 it is 0 (a result that float32 could only hold as a subnormal), above 88.72283 infinity; NaN stays
+    NaN.
     """
     return f32x16(f32x16), lambda context, builder, sig, args: exponential(builder, args[0])
 
@@ -528,7 +532,8 @@ def exp(typingctx: Any, value: Any) -> Any:
 def tanh(typingctx: Any, value: Any) -> Any:
     """The hyperbolic tangent of every lane, within 1.4 units in the last place; -0 and NaN stay.
 
-    A polynomial up to 0.625, so that it is right relative to itself near 0; beyond, 1 - 2 / (e**(2 |x|) + 1) with the sign of x.
+    A polynomial up to 0.625, so that it is right relative to itself near 0; beyond, 1 - 2 / (e**(2 |x|) + 1) with the
+    sign of x.
     """
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -588,7 +593,7 @@ def fma_rows(typingctx: Any, acc: Any, w: Any, x: Any, stride: Any) -> Any:
 
 
 def fma_panels(load: Any) -> Any:
-    """An intrinsic: acc[p] += (the vector that `load` reads at w + p * stride) * (the float32 at x), one row against several panels."""
+    """An intrinsic: acc[p] += (the panel's vector, `load` at w + p * stride) * (the row's float32 at x)."""
     build_load = load.vector_load
 
     @intrinsic
@@ -684,9 +689,10 @@ def store_rows(typingctx: Any, tile: Any, target: Any, stride: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------- integer dot products
 
-# A weight vector holds, for each of 16 outputs, 4 consecutive columns as unsigned bytes. Its dot product with 4 int8 activations
-# lands in the output's lane of 32 bits. AVX2 has no such instruction: `pmaddubsw` gives 16-bit sums of two, which stay in
-# int16 for a group of 32 columns of 4-bit weights (8 sums of at most 2 * 15 * 127 = 3810 are below 32767).
+# A weight vector holds, for each of 16 outputs, 4 consecutive columns as unsigned bytes. Its dot product with 4 int8
+# activations lands in the output's lane of 32 bits. AVX2 has no such instruction: `pmaddubsw` gives 16-bit sums of two,
+# which stay in int16 for a group of 32 columns of 4-bit weights (8 sums of at most 2 * 15 * 127 = 3810 are below
+# 32767).
 
 NIBBLE_SUMS = i16x32 if HAS_AVX2 and not HAS_VNNI_256 else i32x16
 
@@ -695,7 +701,8 @@ def _sum_of_four(builder: ir.IRBuilder, acc: ir.Value, w: ir.Value, a: ir.Value)
     """acc + the four products a lane, in plain vector code: right on any CPU."""
     for c in range(4):
         lanes = list(range(c, 64, 4))
-        product = builder.mul(builder.zext(shuffle(builder, w, lanes), V_I32), builder.sext(shuffle(builder, a, lanes), V_I32))
+        weight, activation = shuffle(builder, w, lanes), shuffle(builder, a, lanes)
+        product = builder.mul(builder.zext(weight, V_I32), builder.sext(activation, V_I32))
         acc = builder.add(acc, product)
     return acc
 
@@ -727,7 +734,7 @@ def _nibble_step_avx2(builder: ir.IRBuilder, acc: ir.Value, w: ir.Value, a: ir.V
 
 
 def _byte_step_avx2(builder: ir.IRBuilder, acc: ir.Value, w: ir.Value, a: ir.Value) -> ir.Value:
-    """Unsigned bytes times int8 would saturate int16, so w - 128 is used: |w - 128| times a with the sign of w - 128."""
+    """Unsigned bytes times int8 would saturate int16, so w - 128 is used: its size, times a with its sign."""
     signed = builder.xor(w, constant(w.type, -128))
     magnitude = call(builder, "llvm.abs.v32i8", w.type, signed, ir.Constant(I1, 0))
     sums = _pmaddubsw(builder, magnitude, call(builder, "llvm.x86.avx2.psign.b", w.type, a, signed))
@@ -763,7 +770,8 @@ def _dot(step: Callable[..., ir.Value]) -> Any:
     return dot
 
 
-# acc[t] += dot of each output's 4 columns with the 4 int8 at a + t * stride; weights 0..15, and 0..255.
+# acc[t] += dot of each output's 4 columns with the 4 int8 at a + t * stride; weights 0..15, and 0..255. The
+# activations are -127..127: AVX2 gives them the sign of w - 128, and -(-128) is no int8.
 dot_nibbles, dot_bytes = _dot(_nibble_step), _dot(_byte_step)
 
 
@@ -773,7 +781,7 @@ def nibble_sums(rows: int) -> Any:
 
 
 def byte_sums(rows: int) -> Any:
-    """An intrinsic that gives the accumulators of `dot_bytes`: 128 * (sum of the activations) where the step sees w - 128.
+    """An intrinsic that gives the accumulators of `dot_bytes`: 128 * (sum of activations) where the step sees w - 128.
 
     The int32 sums of the rows lie at sums + t * stride.
     """
@@ -811,7 +819,7 @@ high_nibbles = _bitwise(lambda builder, packed: builder.lshr(packed, constant(V_
 
 @intrinsic
 def fma_dots(typingctx: Any, acc: Any, dots: Any, w_scale: Any, w_bias: Any, a: Any, stride: Any) -> Any:
-    """acc[t] += w_scale * scale * dots[t] + w_bias * scaled_sum, with (scale, scaled_sum) the two float32 at a + t * stride."""
+    """acc[t] += w_scale * scale * dots[t] + w_bias * scaled_sum; those two are the float32 at a + t * stride."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         acc, dots, w_scale, w_bias, a, stride = args

@@ -1,8 +1,9 @@
-"""A team of threads that run one function together: each calls it with its own index, takes its slice, and waits at barriers.
+"""A team of threads that run one function together: each takes the slice of its index, and waits at barriers.
 
-Nothing here starts a thread (engine/team.py does); these are the parts that compiled code needs. A barrier is one atomic counter:
-a thread adds itself and waits until all of its round have come. It waits first in a short spin (a barrier is usually
-less than a microsecond away), then gives its time slice away, so that a busy machine is not made busier, and in the end sleeps.
+Nothing here starts a thread (engine/team.py does); these are the parts that compiled code needs. A barrier is one
+atomic counter: a thread adds itself and waits until all of its round have come. It waits first in a short spin (a
+barrier is usually less than a microsecond away), then gives its time slice away, so that a busy machine is not made
+busier, and in the end sleeps.
 """
 
 import numpy as np
@@ -56,7 +57,9 @@ def share(count, me):
 
 @jit
 def next_step(me):
-    """Wait for the next step: True when there is one, False when there was none for a while: then this thread is parked and must return.
+    """Wait for the next step: True when there is one; False when there was none for a while: this thread is parked.
+
+    Then it must return.
 
     The thread that gives out steps first counts TEAM_STEP up and then looks for parked helpers (`publish`); a helper
     first parks and then looks at TEAM_STEP again. So one of them sees the other, and no step is missed.

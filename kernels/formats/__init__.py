@@ -16,7 +16,7 @@ from tfm.kernels.jit import jit
 
 
 def by_format(functions: Mapping[int, Any]) -> Any:
-    """A compiled function that calls the one of `functions` whose key is the format of its first argument, a matrix record."""
+    """A compiled function: calls that of `functions` whose key is the format of its first argument, a matrix record."""
     (code, function), *others = functions.items()
     if not others:
         return function

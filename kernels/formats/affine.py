@@ -1,7 +1,7 @@
 """Weights of few bits with a scale and a bias for each group of columns: what q4 and q8 share.
 
-w[n, k] = scale[n, group of k] * q[n, k] + bias[n, group of k], q unsigned. For each group of 32, 64 or 128 columns a panel holds
-the scales of its 16 outputs, their biases, and then their q, each 32 columns laid out by the format:
+w[n, k] = scale[n, group of k] * q[n, k] + bias[n, group of k], q unsigned. For each group of 32, 64 or 128 columns a
+panel holds the scales of its 16 outputs, their biases, and then their q, each 32 columns laid out by the format:
 
     | scale[0] .. scale[15] | bias[0] .. bias[15] | q of 32 columns | q of 32 columns | ...        next group ...
 
@@ -70,7 +70,8 @@ def scale_at(address, scale_type):
 def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     """The micro-kernel for `rows` rows of activations and one panel.
 
-    dots_of_group(q, x8, x8_stride, groups, groups_stride) gives the tile of integer dots for 32 columns; group_bytes is what they occupy.
+    dots_of_group(q, x8, x8_stride, groups, groups_stride) gives the tile of integer dots for 32 columns; group_bytes is
+    what they occupy.
     """
     zeros = tile_of(f32x16, rows)
 

@@ -5,8 +5,8 @@ A panel holds 16 outputs, interleaved along K, so that a vector is one column of
     k = 0                   k = 1
     | w[0,0] .. w[15,0] |  | w[0,1] .. w[15,1] |  ...        w[n, k], n counted from the panel's first output
 
-y[n] = sum over k of w[n, k] x[k], in float32, one fused multiply-add for each k in order. Rows of activations share the load
-of a column; a single row takes four panels at once, because one chain of additions would wait for its own result.
+y[n] = sum over k of w[n, k] x[k], in float32, one fused multiply-add for each k in order. Rows of activations share the
+load of a column; a single row takes four panels at once, because one chain of additions would wait for its own result.
 """
 
 from typing import Any
@@ -77,7 +77,7 @@ def row_kernel(load: Any, element_bytes: int) -> Any:
 
 
 def packer(element_bytes: int) -> Any:
-    """A packer of panel p; `rows` is the address of the int64 source rows of all outputs, -1 for zeros; strides are in bytes."""
+    """A packer of panel p; `rows` is the address of all outputs' source rows (int64), -1 for zeros; strides are bytes."""
     peek, poke, zero = (peek_u32, poke_u32, np.uint32(0)) if element_bytes == 4 else (peek_u16, poke_u16, np.uint16(0))
 
     @jit

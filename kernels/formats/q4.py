@@ -1,8 +1,9 @@
-"""4-bit affine weights. A vector of 64 bytes holds 8 columns of the panel's 16 outputs, 4 in the low and 4 in the high halves:
+"""4-bit affine weights. A vector of 64 bytes holds 8 columns of the panel's 16 outputs, two in a byte:
 
     byte 4 n + c of vector v:   low 4 bits  q[n, 8 v + c]      high 4 bits  q[n, 8 v + 4 + c]        n = 0..15, c = 0..3
 
-so 32 columns are 4 vectors. The word of a checkpoint (8 columns of one output, lowest bits first) becomes one such word.
+so 32 columns are 4 vectors. The word of a checkpoint (8 columns of one output, lowest bits first) becomes one such
+word.
 """
 
 from typing import Any
