@@ -19,12 +19,18 @@ from math import erf
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from reference_weights import Array, Block, Head, Mlp, Model, Norm, read_model
 
 
 def reference_logits(folder: Path, ids: Sequence[int]) -> Array:
     """[C, V]: the logits after each of ids, under the model in folder."""
     return logits(read_model(folder), ids)
+
+
+def error(found: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    """The largest difference of two models' logits, as a share of the spread of the expected ones."""
+    return float(np.abs(found - expected).max() / (expected.max() - expected.min()))
 
 
 def logits(model: Model, ids: Sequence[int]) -> Array:
