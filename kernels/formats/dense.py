@@ -77,7 +77,7 @@ def row_kernel(load: Any, element_bytes: int) -> Any:
 
 
 def packer(element_bytes: int) -> Any:
-    """A packer of panel p; `rows` is the address of all outputs' source rows (int64), -1 for zeros; strides are bytes."""
+    """A packer of panel p; `rows` is the address of all outputs' source rows (int64), -1 for zeros; strides in bytes."""
     peek, poke, zero = (peek_u32, poke_u32, np.uint32(0)) if element_bytes == 4 else (peek_u16, poke_u16, np.uint16(0))
 
     @jit
