@@ -1,0 +1,265 @@
+"""Logits to the next token. V is the vocabulary.
+
+The order is penalties, bias, top-k, top-p, min-p, temperature. The draw takes its one random number from a hash of
+the seed and the position, so a token depends on its own logits, settings and place and on nothing that ran before.
+"""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm.engine.errors import TfmError
+from tfm.engine.fields import is_integer, read_json, shown
+
+Logits = npt.NDArray[np.float32]
+
+BITS_64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of SplitMix64
+MOST_TOP_K = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen; a value outside its range is a TfmError that names it.
+
+    temperature 0 takes the likeliest token; top_k 0, top_p 1 and min_p 0 leave all tokens in. repeat_penalty divides
+    positive logits, and multiplies negative ones, of every token of prompt and answer (1 is none; Keskar et al. 2019);
+    presence_penalty, and frequency_penalty times the count, are taken from the logits of tokens of the answer.
+    logit_bias is added to the logits of its ids. seed None stands for one that is drawn (see `seeded`).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_number("temperature", least=0.0)
+        self._check_number("top_p", least=0.0, most=1.0)
+        self._check_number("min_p", least=0.0, most=1.0)
+        self._check_number("repeat_penalty", least=0.0, above=True)
+        self._check_number("presence_penalty")
+        self._check_number("frequency_penalty")
+        if not is_integer(self.top_k) or not 0 <= self.top_k <= MOST_TOP_K:
+            raise TfmError("top_k", self.top_k, f"a whole number from 0 (all tokens) to {MOST_TOP_K}")
+        if self.seed is not None and (not is_integer(self.seed) or not 0 <= self.seed <= BITS_64):
+            raise TfmError("seed", self.seed, f"a whole number from 0 to {BITS_64}")
+        for id_, bias in self.logit_bias.items():
+            if not is_integer(id_) or not _is_number(bias) or math.isnan(bias) or bias == math.inf:
+                raise TfmError("logit_bias", f"{id_}={bias}", "token ids with finite numbers or -inf")
+
+    def _check_number(self, name: str, least: float = -math.inf, most: float = math.inf, above: bool = False) -> None:
+        value = getattr(self, name)
+        if _is_number(value) and math.isfinite(value) and least <= value <= most and not (above and value == least):
+            return
+        lower = "" if least == -math.inf else f" {'above' if above else 'from'} {least:g}"
+        raise TfmError(name, value, f"a number{lower}{'' if most == math.inf else f' to {most:g}'}")
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repeat_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int | None = None,
+    ) -> "SamplingParams":
+        """The model's own settings from generation_config.json (greedy without one), with those that are given instead.
+
+        As in transformers, the file asks for sampling by do_sample true, and then temperature is 1 when it is absent.
+        """
+        params = _from_file(folder / "generation_config.json")
+        given: dict[str, Any] = {
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "repeat_penalty": repeat_penalty, "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty, "logit_bias": logit_bias, "seed": seed,
+        }  # fmt: skip
+        return replace(params, **{name: value for name, value in given.items() if value is not None})
+
+    def seeded(self) -> "SamplingParams":
+        """The same with a seed: its own, or one that is drawn now."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raises TfmError when logit_bias names a token that the model does not have."""
+        for id_ in self.logit_bias:
+            if not 0 <= id_ < vocab_size:
+                raise TfmError("logit_bias", f"token id {id_}", f"0 to {vocab_size - 1}")
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether penalties or bias are in use."""
+        plain = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
+        return not plain or bool(self.logit_bias)
+
+
+FILE_NAMES = {"repeat_penalty": "repetition_penalty"}
+FILE_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+
+
+def _from_file(path: Path) -> SamplingParams:
+    if not path.exists():
+        return SamplingParams()
+    content = read_json(path)
+    sample = content.get("do_sample")
+    if sample is not None and not isinstance(sample, bool):
+        raise TfmError(f"{path}: field do_sample", shown(sample), "true, false")
+    params = SamplingParams(temperature=1.0 if sample else 0.0)
+    for name in FILE_FIELDS:
+        written = FILE_NAMES.get(name, name)
+        value: Any = content.get(written)
+        if value is None or (name == "temperature" and not sample):
+            continue
+        try:
+            params = replace(params, **{name: value})
+        except TfmError as error:
+            raise TfmError(f"{path}: field {written}: {error}") from None
+    return params
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token and its log-probability; top are the likeliest tokens with theirs, the likeliest first.
+
+    Log-probabilities are the log-softmax of the model's own logits, before penalties, bias, cuts and temperature:
+    exponentials in float32, summed in float64.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample(
+    logits_V: Logits,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    prompt_ids: Sequence[int] = (),
+    answer_ids: Sequence[int] = (),
+    logprobs: int = 0,
+) -> Sampled:
+    """The token for a position. logits_V is not changed; logprobs is how many of the likeliest tokens to report.
+
+    Equal logits go to the lower id. Raises TfmError for logits that are not finite.
+    """
+    if not np.isfinite(logits_V).all():
+        count = int(np.count_nonzero(~np.isfinite(logits_V)))
+        found = f"{count} of {len(logits_V)} are NaN or infinite"
+        raise TfmError(f"logits for position {position}", found, "finite numbers", "the weights may be damaged")
+    changed_V = _change(logits_V, params, prompt_ids, answer_ids) if params.changes_logits else logits_V
+    id_ = int(changed_V.argmax()) if params.temperature == 0.0 else _draw(changed_V, params, uniform(seed, position))
+    total = log_sum_exp(logits_V)
+    top = tuple((int(i), float(logits_V[i]) - total) for i in likeliest(logits_V, logprobs)) if logprobs else ()
+    return Sampled(id_, float(logits_V[id_]) - total, top)
+
+
+def log_sum_exp(logits_V: Logits) -> float:
+    """log(sum(exp(logits))), with exponentials in float32 and their sum in float64."""
+    largest = logits_V.max()
+    return float(largest) + math.log(float(np.exp(logits_V - largest).sum(dtype=np.float64)))
+
+
+def likeliest(logits_V: Logits, count: int) -> npt.NDArray[np.intp]:
+    """The ids of the count largest logits, the largest first; among equal ones the lower ids."""
+    count = min(count, len(logits_V))
+    if count == 0:
+        return np.empty(0, np.intp)
+    ids = np.flatnonzero(_largest(logits_V, count))
+    return ids[np.argsort(-logits_V[ids], kind="stable")]
+
+
+def _largest(logits_V: Logits, count: int) -> npt.NDArray[np.bool_]:
+    """Which are the count largest; among those equal to the least of them the lower ids."""
+    least = np.partition(logits_V, len(logits_V) - count)[len(logits_V) - count]
+    kept_V: npt.NDArray[np.bool_] = logits_V > least
+    equal = np.flatnonzero(logits_V == least)
+    kept_V[equal[: count - np.count_nonzero(kept_V)]] = True
+    return kept_V
+
+
+def _change(logits_V: Logits, params: SamplingParams, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Logits:
+    """A copy with penalties and bias. Raises TfmError where they leave nothing to choose from."""
+    changed_V = logits_V.astype(np.float64)
+    with np.errstate(over="ignore"):
+        if params.repeat_penalty != 1.0:
+            seen = np.unique(np.array([*prompt_ids, *answer_ids], np.int64))
+            values = changed_V[seen]
+            changed_V[seen] = np.where(values > 0, values / params.repeat_penalty, values * params.repeat_penalty)
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+            seen, counts = np.unique(np.array(answer_ids, np.int64), return_counts=True)
+            changed_V[seen] -= params.presence_penalty + params.frequency_penalty * counts
+        for id_, bias in params.logit_bias.items():
+            changed_V[id_] += bias
+        changed = changed_V.astype(np.float32)
+    if not np.isfinite(changed.max()):
+        found = f"{changed.max():g} as the largest logit after them"
+        raise TfmError("penalties and logit_bias", found, "values that leave a finite number")
+    return changed
+
+
+def _draw(logits_V: Logits, params: SamplingParams, u: float) -> int:
+    """The token at the share u of the distribution that top-k, top-p, min-p and temperature leave, in order of ids."""
+    ids: npt.NDArray[np.intp] | None = None
+    if 0 < params.top_k < len(logits_V):
+        ids = np.flatnonzero(_largest(logits_V, params.top_k))
+    if params.top_p < 1.0:
+        ids = _nucleus(logits_V, ids, params.top_p)
+    kept = logits_V if ids is None else logits_V[ids]
+    below = kept.astype(np.float64) - float(kept.max())
+    if params.min_p > 0.0:
+        likely = np.flatnonzero(below >= math.log(params.min_p))
+        ids, below = likely if ids is None else ids[likely], below[likely]
+    with np.errstate(over="ignore", under="ignore"):
+        shares = np.cumsum(np.exp(below / params.temperature))
+    place = int(np.searchsorted(shares, u * shares[-1], side="right"))
+    place = min(place, int(np.searchsorted(shares, shares[-1])))  # u * total may round up to the total
+    return place if ids is None else int(ids[place])
+
+
+def _nucleus(logits_V: Logits, ids: npt.NDArray[np.intp] | None, top_p: float) -> npt.NDArray[np.intp]:
+    """The fewest likeliest of ids (None: all) that together have the probability top_p, at least one; in order of ids.
+
+    Tokens so rare that all of them have less than 1 - top_p cannot be among them and are not sorted.
+    """
+    kept = logits_V if ids is None else logits_V[ids]
+    weights = np.exp(kept - kept.max())
+    total = float(weights.sum(dtype=np.float64))
+    common = np.flatnonzero(weights >= (1.0 - top_p) * total / len(weights) * 0.999)
+    order = common[np.argsort(-weights[common], kind="stable")]
+    reached = np.cumsum(weights[order], dtype=np.float64)
+    count = int(np.searchsorted(reached, top_p * total)) + 1
+    chosen = np.sort(order[:count])
+    return chosen if ids is None else ids[chosen]
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on seed and position alone: two rounds of SplitMix64 (Steele et al. 2014)."""
+    return (_mix(_mix(seed + GOLDEN) + (position + 1) * GOLDEN) >> 11) / 2.0**53
+
+
+def _mix(z: int) -> int:
+    z &= BITS_64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & BITS_64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & BITS_64
+    return z ^ (z >> 31)
