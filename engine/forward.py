@@ -28,7 +28,7 @@ from tfm.kernels.quantize import quantize_row
 from tfm.kernels.records import KV_BLOCK, LANES, NORMS, Q8, THREAD
 from tfm.kernels.rope import rotate
 from tfm.kernels.simd import peek_i64, record_at
-from tfm.kernels.team import barrier, next_step, share
+from tfm.kernels.team import barrier, next_step, publish, share
 
 LAYER_BYTES = LAYER.itemsize
 NO_NORM = NORMS["none"]
@@ -212,8 +212,10 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 
 @jit
 def run(thread: int) -> None:
-    """The entry: thread 0 runs one step; a helper runs every step of thread 0, until there is none for a while."""
+    """The entry: thread 0 gives out one step and runs it; a helper runs every step that is given out, until the team ends."""
     me = thread_at(thread)
+    if me.index == 0 and me.threads > 1:
+        publish(me.team)
     while me.index == 0 or next_step(me):
         forward(step_at(me.work), me)
         if me.index == 0:

@@ -10,10 +10,11 @@ import numpy as np
 from tfm.engine import records
 from tfm.kernels.jit import Entry, Progress
 from tfm.kernels.packing import aligned_empty
-from tfm.kernels.records import ACTIVATIONS, GROUP, TEAM_PARKED, THREAD
+from tfm.kernels.records import ACTIVATIONS, GROUP, TEAM_BYTES, THREAD
 
 RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,))
-PUBLISH = Entry("tfm.kernels.team:publish", "ii")
+FOUND = Entry("tfm.kernels.team:found", "i")
+DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
 
 
 def activation_rows(rows: int, columns: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
@@ -41,9 +42,8 @@ def _activation_strides(columns: int) -> dict[str, int]:
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
-    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads:
-    between steps they spin for a moment, and then sleep on a semaphore; they hold no reference to the team, which ends
-    them when it goes.
+    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads that never leave
+    compiled code: between steps they spin for a moment and then sleep. They hold no reference to the team, which ends them when it goes.
     """
 
     def __init__(self, threads: int, work: int, columns: int, scratch_bytes: int) -> None:
@@ -54,57 +54,39 @@ class Team:
     def _start(self) -> None:
         work, columns, scratch_bytes = self._sizes
         self._pid = os.getpid()
-        self._shared = aligned_empty(TEAM_PARKED + 64 * self.threads)
-        self._shared[:] = 0
+        shared = aligned_empty(TEAM_BYTES)
+        shared[:] = 0
+        team = shared.ctypes.data
+        FOUND(team)
         self._records = np.zeros(self.threads, THREAD)
-        self._memory = [aligned_empty(scratch_bytes) for _ in range(self.threads)]
+        self._memory = [shared]
         for index in range(self.threads):
             acts, memory = activation_rows(records.FEW_ROWS, columns)
-            self._memory += [acts, memory]
-            self._records[index] = (
-                index, self.threads, self._shared.ctypes.data, 0, 0, work,
-                acts.ctypes.data, self._memory[index].ctypes.data,
-            )  # fmt: skip
-        self._wake = threading.Semaphore(0)
-        self._closing = threading.Event()
-        kept = self._records, self._memory, self._shared
+            scratch = aligned_empty(scratch_bytes)
+            self._memory += [acts, memory, scratch]
+            self._records[index] = (index, self.threads, team, 0, 0, work, acts.ctypes.data, scratch.ctypes.data)
         for index in range(1, self.threads):
-            # Helpers begin as parked: they wait for the semaphore first.
-            self._shared.view(np.int64)[(TEAM_PARKED + 64 * index) // 8] = 1
-            address = self._records[index:].ctypes.data
-            threading.Thread(target=_help, args=(address, self._wake, self._closing, kept), daemon=True).start()
-        self._end = weakref.finalize(self, _close, self._wake, self._closing, self.threads)
+            helper = threading.Thread(target=_help, args=(self._records, index, self._memory), daemon=True)
+            helper.start()
+        self._end = weakref.finalize(self, DISSOLVE, team)
 
     @staticmethod
     def prepare(progress: Progress | None = None) -> None:
         """Load or compile what the team runs."""
-        for entry in (RUN, PUBLISH):
+        for entry in (RUN, FOUND, DISSOLVE):
             entry.prepare(progress)
 
     def run(self) -> None:
-        """Run the step; back when all threads have done their part."""
+        """Run the step; back when all threads have done their part. It is one call, so that no signal can come in between."""
         if self._pid != os.getpid():  # a forked child has the memory but not the threads
             self._end.detach()
             self._start()
-        if self.threads > 1:
-            asleep = PUBLISH(self._shared.ctypes.data, self.threads)
-            if asleep:
-                self._wake.release(asleep)
         RUN(self._records.ctypes.data)
 
     def close(self) -> None:
         self._end()
 
 
-def _help(address: int, wake: threading.Semaphore, closing: threading.Event, kept: Any) -> None:
-    """A helper's life: kept is the memory that it works in."""
-    while True:
-        wake.acquire()
-        if closing.is_set():
-            return
-        RUN(address)
-
-
-def _close(wake: threading.Semaphore, closing: threading.Event, threads: int) -> None:
-    closing.set()
-    wake.release(threads)
+def _help(threads: np.ndarray[Any, np.dtype[Any]], index: int, kept: Any) -> None:
+    """A helper's life; kept is the memory that it works in."""
+    RUN(threads[index:].ctypes.data)

@@ -10,8 +10,8 @@ import numpy as np
 from numba.core import types
 
 from tfm.kernels.jit import jit
-from tfm.kernels.records import TEAM_ARRIVED, TEAM_PARKED, TEAM_STEP
-from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, atomic_swap, pause
+from tfm.kernels.records import TEAM_ARRIVED, TEAM_CONDITION, TEAM_MUTEX, TEAM_SLEEPERS, TEAM_STEP, TEAM_STOP
+from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, pause
 
 SPINS = 2000  # about 40 us; far longer than any imbalance between threads that all run
 YIELDS = 200
@@ -21,7 +21,13 @@ IDLE_SPINS = 20000  # between steps: about as long as sampling and detokenising 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
 usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
-RUNNING, PARKED = 0, 1
+ADDRESS, STATUS = types.int64, types.int32
+pthread_mutex_init = types.ExternalFunction("pthread_mutex_init", STATUS(ADDRESS, ADDRESS))
+pthread_mutex_lock = types.ExternalFunction("pthread_mutex_lock", STATUS(ADDRESS))
+pthread_mutex_unlock = types.ExternalFunction("pthread_mutex_unlock", STATUS(ADDRESS))
+pthread_cond_init = types.ExternalFunction("pthread_cond_init", STATUS(ADDRESS, ADDRESS))
+pthread_cond_wait = types.ExternalFunction("pthread_cond_wait", STATUS(ADDRESS, ADDRESS))
+pthread_cond_broadcast = types.ExternalFunction("pthread_cond_broadcast", STATUS(ADDRESS))
 
 
 @jit
@@ -57,31 +63,46 @@ def share(count, me):
 
 @jit
 def next_step(me):
-    """Wait for the next step: True when there is one; False when there was none for a while: this thread is parked.
+    """Wait for the next step: True when there is one, False when the team ends.
 
-    Then it must return.
-
-    The thread that gives out steps first counts TEAM_STEP up and then looks for parked helpers (`publish`); a helper
-    first parks and then looks at TEAM_STEP again. So one of them sees the other, and no step is missed.
+    A helper spins for a while and then sleeps. It first counts itself among the sleepers and then looks at TEAM_STEP again; who gives
+    out a step first counts TEAM_STEP up and then looks for sleepers. So one of them sees the other, and no step is missed.
     """
-    parked = me.team + TEAM_PARKED + 64 * me.index
-    for _ in range(IDLE_SPINS):
-        if atomic_load(me.team + TEAM_STEP) != me.step:
-            me.step += 1
-            return True
-        pause()
-    atomic_store(parked, PARKED)
-    if atomic_load(me.team + TEAM_STEP) == me.step or atomic_swap(parked, RUNNING) == RUNNING:
-        return False
+    team = me.team
     me.step += 1
-    return True
+    tries = 0
+    while tries < IDLE_SPINS and atomic_load(team + TEAM_STEP) < me.step:
+        pause()
+        tries += 1
+    if atomic_load(team + TEAM_STEP) < me.step:
+        pthread_mutex_lock(team + TEAM_MUTEX)
+        atomic_add(team + TEAM_SLEEPERS, 1)
+        while atomic_load(team + TEAM_STEP) < me.step:
+            pthread_cond_wait(team + TEAM_CONDITION, team + TEAM_MUTEX)
+        atomic_add(team + TEAM_SLEEPERS, -1)
+        pthread_mutex_unlock(team + TEAM_MUTEX)
+    return atomic_load(team + TEAM_STOP) == 0
 
 
 @jit
-def publish(team, threads):
-    """Give out the next step; the number of helpers that are parked and must be woken by the caller."""
+def publish(team):
+    """Give out the next step to the helpers, and wake those that sleep."""
     atomic_add(team + TEAM_STEP, 1)
-    asleep = 0
-    for index in range(1, threads):
-        asleep += atomic_swap(team + TEAM_PARKED + 64 * index, RUNNING)
-    return asleep
+    if atomic_load(team + TEAM_SLEEPERS) != 0:
+        pthread_mutex_lock(team + TEAM_MUTEX)
+        pthread_cond_broadcast(team + TEAM_CONDITION)
+        pthread_mutex_unlock(team + TEAM_MUTEX)
+
+
+@jit
+def found(team):
+    """Make the lock of a team whose memory is all zeros."""
+    pthread_mutex_init(team + TEAM_MUTEX, 0)
+    pthread_cond_init(team + TEAM_CONDITION, 0)
+
+
+@jit
+def dissolve(team):
+    """End the helpers."""
+    atomic_store(team + TEAM_STOP, 1)
+    publish(team)
