@@ -15,21 +15,9 @@ from tfm.kernels.formats import bf16, by_format, dense, f16, f32, q4, q8
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.quantize import quantize
-from tfm.kernels.records import (
-    ACTIVATIONS,
-    BF16,
-    F16,
-    F32,
-    GROUP,
-    LANES,
-    MATRIX,
-    Q4,
-    Q8,
-    SCALE_TYPES,
-    panel_bytes,
-    panels_of,
-)
+from tfm.kernels.records import ACTIVATIONS, GROUP, LANES, MATRIX, SCALE_TYPES
 from tfm.kernels.simd import TILE, record_at
+from tfm.kernels.weight import Weight, affine_kinds, random_weight
 
 FORMATS = (q4, q8, f32, bf16, f16)
 ROW_BLOCK = 48  # rows; times 1536 columns of int8 it is 144 KB
@@ -38,9 +26,15 @@ matrix_at = record_at(MATRIX)
 activations_at = record_at(ACTIVATIONS)
 
 
-def reference(x_MK: Any, w_NK: Any, bias_N: Any = None) -> Any:
-    y_MN = x_MK @ w_NK.T
-    return y_MN if bias_N is None else y_MN + bias_N
+def reference(x_MK: Any, weight: Weight, add_MN: Any = None) -> Any:
+    """An affine format multiplies activations of int8: here their exact values stand for x."""
+    if weight.is_quantized:
+        x8_MK, groups = quantize(x_MK.astype(np.float32))
+        x_MK = x8_MK * np.repeat(groups[:, :, 0], GROUP, axis=1).astype(x_MK.dtype)
+    y_MN = x_MK @ weight.dequantized(x_MK.dtype.type).T
+    if weight.bias_N is not None:
+        y_MN = y_MN + weight.bias_N
+    return y_MN if add_MN is None else add_MN + y_MN
 
 
 def driver(module: ModuleType) -> Any:
@@ -90,9 +84,8 @@ pack_panel = by_format({module.CODE: module.pack for module in FORMATS})
 
 
 @jit
-def multiply_all(matrix, acts, rows, out):
-    matrix = matrix_at(matrix)
-    multiply(matrix, activations_at(acts), 0, rows, 0, matrix.panels, out, 64 * matrix.panels, False)
+def multiply_part(matrix, acts, begin, end, first, last, out, stride, add):
+    multiply(matrix_at(matrix), activations_at(acts), begin, end, first, last, out, stride, add != 0)
 
 
 @jit
@@ -101,4 +94,84 @@ def pack_panels(matrix, first, last, rows, source, row_stride, column_stride, sc
         pack_panel(matrix_at(matrix), p, rows, source, row_stride, column_stride, scales, biases)
 
 
-_multiply_all = Entry("tfm.kernels.matmul:multiply_all", "iiii")
+_multiply_part = Entry("tfm.kernels.matmul:multiply_part", "iiiiiiiii")
+
+
+def activations(x_MK: npt.NDArray[np.float32], quantized: bool) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
+    """An ACTIVATIONS record (an array of one) of the rows of x_MK, and the arrays that it points into."""
+    record = np.zeros(1, ACTIVATIONS)
+    x = np.ascontiguousarray(x_MK, np.float32)
+    if not quantized:
+        record["values"], record["stride"] = x.ctypes.data, x.strides[0]
+        return record, x
+    x8, groups = quantize(x)
+    record["quantized"], record["quantized_stride"] = x8.ctypes.data, x8.strides[0]
+    record["groups"], record["groups_stride"] = groups.ctypes.data, groups.strides[0]
+    return record, (x8, groups)
+
+
+def matmul(
+    x_MK: npt.NDArray[np.float32], weight: Weight, add_MN: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float32]:
+    """float32 [M, N]: x W^T, with the weight's bias, and added to add_MN where it is given."""
+    (rows, columns), matrix = x_MK.shape, weight.record
+    assert columns == weight.columns, "x and the weight differ in columns"
+    acts, kept = activations(x_MK, weight.is_quantized)
+    panels, count = int(matrix["panels"][0]), int(matrix["rows"][0])
+    out = np.empty((rows, panels * LANES), np.float32)
+    if add_MN is not None:
+        out[:, :count] = add_MN
+    addresses = matrix.ctypes.data, acts.ctypes.data, 0, rows, 0, panels, out.ctypes.data, out.strides[0]
+    _multiply_part(*addresses, int(add_MN is not None))
+    del kept  # until here the kernel read it
+    return out[:, :count]
+
+
+def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+    cases: list[tuple[str, Mapping[str, Any]]] = []
+
+    def add(label: str, rows: int, weight: Weight, residual: bool = False) -> None:
+        x_MK = rng.standard_normal((rows, weight.columns)).astype(np.float32)
+        inputs: dict[str, Any] = {"x_MK": x_MK, "weight": weight}
+        if residual:
+            inputs["add_MN"] = rng.standard_normal((rows, len(weight.values))).astype(np.float32)
+        with_bias = "" if weight.bias_N is None else ", bias"
+        cases.append((f"{label} {rows}x{len(weight.values)}x{weight.columns}{with_bias}", inputs))
+
+    many = 1, 2, 3, TILE - 1, TILE, TILE + 1, 13
+    for outputs in (1, 15, 16, 17, 33):
+        for format in SCALE_TYPES:
+            for columns in (1, 2, 31, 127):
+                for bias in (False, True):
+                    weight = random_weight(rng, format, outputs, columns, bias=bias)
+                    for rows in many:
+                        add(format, rows, weight, bias)
+        for format, group, scale in affine_kinds():
+            for columns in (group, 3 * group):
+                weight = random_weight(rng, format, outputs, columns, group, scale, columns > group)
+                for rows in many:
+                    add(f"{format} groups of {group}, {scale}", rows, weight, columns > group)
+    # More rows than a block, more panels than are taken at once; sizes of real models.
+    for format in (*SCALE_TYPES, "q4", "q8"):
+        add(format, ROW_BLOCK + TILE + 1, random_weight(rng, format, 97, 64))
+        for rows in (1, 64):
+            add(format, rows, random_weight(rng, format, 576, 1536))
+    return cases
+
+
+def _work(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    (rows, columns), weight = inputs["x_MK"].shape, inputs["weight"]
+    count = len(weight.values)
+    return weight.panels.nbytes + 4 * rows * (columns + count), 2 * rows * columns * count
+
+
+def _rounding(inputs: Mapping[str, Any]) -> float:
+    """Twice the machine epsilon of the largest sum of sizes (signs left out) in one chain of additions."""
+    x_MK, weight = np.abs(inputs["x_MK"]), inputs["weight"]
+    sizes_NK, chain = weight.magnitudes(), dense.SUM_COLUMNS
+    parts = [x_MK[:, k : k + chain] @ sizes_NK[:, k : k + chain].T for k in range(0, weight.columns, chain)]
+    added = [np.abs(value).max() for value in (weight.bias_N, inputs.get("add_MN")) if value is not None]
+    return 2 * float(np.finfo(np.float32).eps) * float(np.max(parts) + sum(added))
+
+
+OPS = [Op("matmul", matmul, reference, _cases, _work, _rounding)]

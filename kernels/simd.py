@@ -639,6 +639,17 @@ def add_vector(typingctx: Any, acc: Any, vector: Any) -> Any:
 
 
 @intrinsic
+def add_tile(typingctx: Any, acc: Any, other: Any) -> Any:
+    """acc[t] += other[t], two tiles of float32 vectors."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        acc, other = args
+        return _rows(builder, acc, lambda t, row: builder.fadd(row, builder.extract_value(other, t)))
+
+    return acc(acc, acc), build
+
+
+@intrinsic
 def multiply_vector(typingctx: Any, acc: Any, vector: Any) -> Any:
     """acc[t] *= vector, the same for every row."""
 
