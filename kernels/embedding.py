@@ -76,7 +76,8 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
                 add(format, rows, random_weight(rng, format, rows, columns))
         for format, group, scale in affine_kinds():
             for columns in (group, 3 * group):
-                add(f"{format} groups of {group}, {scale}", rows, random_weight(rng, format, rows, columns, group, scale))
+                weight = random_weight(rng, format, rows, columns, group, scale)
+                add(f"{format} groups of {group}, {scale}", rows, weight)
     return cases
 
 
