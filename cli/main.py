@@ -1,5 +1,91 @@
-"""The command `tfm`."""
+"""The command `tfm`: from the process's start to its exit status. Light, so that Ctrl-C is quiet from the first moment.
+
+Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C, 141 nobody reads stdout any more.
+"""
+
+import os
+import sys
+
+from tfm.cli import interrupt
+
+DONE, FAILED, WRONG_USAGE, NOBODY_READS = 0, 1, 2, 141
 
 
-def main() -> None:
-    raise SystemExit("tfm: not there yet")
+def main() -> int:
+    """Run the command line; gives the exit status. Whatever is not foreseen is reported as a bug, in one line."""
+    interrupt.be_quiet()
+    _fill_closed_streams()
+    if not _debugging():
+        sys.excepthook = _report_bug
+    try:
+        return _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        return interrupt.STATUS
+    except BrokenPipeError:
+        _drop_stdout()
+        return NOBODY_READS
+
+
+def _run(arguments: list[str]) -> int:
+    import click
+
+    from tfm.cli.app import app, complete_in_shell, explain
+    from tfm.cli.output import Output, say
+    from tfm.engine.errors import TfmError
+
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    output = Output()
+    interrupt.listen(output.last_words)
+    if "_TFM_COMPLETE" in os.environ:
+        return complete_in_shell(os.environ["_TFM_COMPLETE"])
+    try:
+        with app.make_context("tfm", arguments, obj=output) as context:
+            app.invoke(context)
+    except KeyboardInterrupt:
+        output.last_words()
+        return interrupt.STATUS
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        say(explain(error))
+        return WRONG_USAGE
+    except TfmError as error:
+        if _debugging():
+            import traceback
+
+            say(traceback.format_exc().rstrip())
+        say(f"tfm: {error}")
+        return FAILED
+    return DONE
+
+
+def _debugging() -> bool:
+    return os.environ.get("TFM_DEBUG", "") not in ("", "0")
+
+
+def _report_bug(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """The last resort for an exception that nobody foresaw."""
+    from tfm.cli.output import say
+
+    if isinstance(error, MemoryError):
+        say("tfm: memory: not enough; use a smaller model, lower --ctx or --kv-type q8")
+        return
+    reason = " ".join(str(error).split()) or "no reason given"
+    say(f"tfm: a bug in tfm: {kind.__name__}: {reason}; TFM_DEBUG=1 shows where it happened, please report it")
+
+
+def _fill_closed_streams() -> None:
+    """Give a closed stdin, stdout or stderr to /dev/null: or else the next file that is opened would take its place."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere, or Python complains about it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

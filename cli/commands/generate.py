@@ -1,0 +1,146 @@
+"""tfm generate: a prompt in, the model's answer out."""
+
+import json
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tfm.cli.answer import Answer, IdsInText
+from tfm.cli.options import (
+    TEXT,
+    Command,
+    ModelOptions,
+    SamplingOptions,
+    TextOptions,
+    group,
+    model_options,
+    quiet_option,
+    sampling_options,
+    text_options,
+)
+from tfm.cli.output import Notes, Output, say
+from tfm.cli.prompt import PromptOptions, prompt_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfm.engine.generate import Token
+
+NO_PROMPT = "No prompt: give PROMPT, -f FILE or text on stdin."
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How much is answered, and in which shape."""
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    as_json: bool
+    logprobs: int | None
+    no_stream: bool
+    verbose: bool
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.logprobs is not None and not self.as_json:
+            raise click.UsageError("--logprobs needs --json.")
+        if "" in self.stop:
+            raise click.UsageError("--stop needs at least one character.")
+
+
+answer_options = group("shape", AnswerOptions, [
+    click.option(
+        "-n", "--max-tokens", type=click.IntRange(min=0), default=1024, show_default=True, metavar="N",
+        help="Most tokens of the answer.",
+    ),
+    click.option("--stop", type=TEXT, multiple=True, help="End the answer before this text. Repeatable."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object: the answer, why it ended, counts, timings."),
+    click.option(
+        "--logprobs", type=click.IntRange(min=0), metavar="K",
+        help="With --json: each token with its log-probability, and the K likeliest in its place.",
+    ),
+    click.option("--no-stream", is_flag=True, help="Print the answer when it is complete, not as it comes."),
+    click.option("-v", "--verbose", is_flag=True, help="Timings and memory on stderr, at the end."),
+])  # fmt: skip
+
+
+@click.command("generate", cls=Command)
+@text_options("PROMPT")
+@prompt_options
+@answer_options
+@sampling_options
+@model_options
+@quiet_option
+@click.pass_obj
+def command(
+    output: Output,
+    source: TextOptions,
+    prompt: PromptOptions,
+    shape: AnswerOptions,
+    sampling: SamplingOptions,
+    model: ModelOptions,
+    quiet: bool,
+) -> None:
+    """Print a model's answer to PROMPT.
+
+    \b
+    Examples:
+      tfm generate "Once upon a time"
+      tfm generate "Summarise this:" < notes.txt
+      tfm generate --json --seed 1 --temperature 0.8 "A name for a cat" | jq -r .text
+
+    The prompt is PROMPT, then the files of -f, then what stands on stdin when stdin is no terminal, with a blank line
+    between. A model that was made for chat gets it as a message; --raw continues the text as it is.
+    """
+    begun_s = time.perf_counter()
+    prompt.check()
+    shape.check()
+    sampling.given()
+    with Notes(quiet) as notes:
+        text = source.read(notes)
+        if text is None:
+            raise click.UsageError(NO_PROMPT)
+        with closing(model.load(notes)) as loaded:
+            loaded_s = time.perf_counter()
+            params = sampling.params(loaded)
+            ids = prompt.encode(loaded.tokenizer, text)
+            tokens = loaded.generate(ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0)
+            answer = Answer(begun_s, loaded_s, len(ids))
+            if shape.as_json:
+                for _ in answer.follow(tokens):
+                    continue
+                as_json = answer.as_json(loaded, params.seed, shape.logprobs is not None)
+                output.write_line(json.dumps(as_json, ensure_ascii=False))
+            elif prompt.ids:
+                _write_ids(output, answer.follow(tokens), IdsInText(loaded.tokenizer, ids[-1] if ids else None), shape)
+            else:
+                _write_text(output, answer.follow(tokens), shape)
+            if shape.verbose:
+                for line in answer.report(loaded):
+                    say(f"tfm: {line}")
+
+
+def _write_text(output: Output, tokens: "Iterable[Token]", shape: AnswerOptions) -> None:
+    """As it comes, or at the end; what there is also when the answer breaks off."""
+    try:
+        for token in tokens:
+            (output.hold if shape.no_stream else output.write)(token.text)
+    finally:
+        output.release()
+    output.end_line()
+
+
+def _write_ids(output: Output, tokens: "Iterable[Token]", ids_in_text: IdsInText, shape: AnswerOptions) -> None:
+    """One line of ids with spaces between."""
+    space = ""
+    try:
+        for token in tokens:
+            for id_ in ids_in_text.push(token):
+                (output.hold if shape.no_stream else output.write)(f"{space}{id_}")
+                space = " "
+    finally:
+        output.release()
+    output.write("\n")

@@ -1,0 +1,244 @@
+"""Options that several commands share, each group with the dataclass that a command gets it as.
+
+`model_options` on a command gives its function one argument `model`, a ModelOptions, and so on: an option is declared
+here once and is a typed field everywhere else.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from tfm.cli.output import Notes
+    from tfm.engine.model import Model
+    from tfm.engine.sampling import SamplingParams
+
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+KV_TYPES = ("f32", "f16", "q8")
+UNITS = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
+UNITS |= {f"{unit}iB": factor for unit, factor in UNITS.items() if unit}
+UNITS |= {f"{unit}B": 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?(?:iB|B)?)", re.IGNORECASE)
+
+
+# ------------------------------------------------------------------------------------------------ types of values
+
+
+class TextType(click.ParamType[str]):
+    """Text from the command line: its bytes are UTF-8, whatever the locale says."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from tfm.cli.text import decode
+
+        return decode(os.fsencode(value), param.human_readable_name if param else "text")
+
+
+class SizeType(click.ParamType[int]):
+    """Bytes: 512M and 1.5G are powers of 1024, as are MiB; MB are powers of 1000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = SIZE.fullmatch(value.strip())
+        factors = {unit.upper(): factor for unit, factor in UNITS.items()}
+        size = int(float(match[1]) * factors[match[2].upper()]) if match else 0
+        if size == 0:
+            self.fail(f"{value!r} is not a size above 0, such as 512M or 1.5G.", param, ctx)
+        return size
+
+
+class BiasType(click.ParamType[tuple[int, float]]):
+    """ID=X: what is added to a token's logit."""
+
+    name = "id=x"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        id_, _, bias = value.partition("=")
+        try:
+            return int(id_), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a number, such as 42=-5.", param, ctx)
+
+
+TEXT = TextType()
+
+
+def takes_text(command: click.Command) -> bool:
+    """Whether a command has a text as its argument: such a text may look like an option."""
+    return any(isinstance(parameter, click.Argument) and parameter.type is TEXT for parameter in command.params)
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+class Command(click.Command):
+    """A command that remembers its arguments as they were given, for a better word when they are wrong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["tfm.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def group(name: str, kind: type[Any], options: Iterable[Decorator]) -> Decorator:
+    """A decorator that adds options, and hands their values to the function as one argument: name, a `kind`."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(**values: Any) -> Any:
+            own = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            return function(**values, **{name: own})
+
+        decorated: Function = call
+        for option in reversed(list(options)):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"tfm {version('tfm-cli')}")
+        ctx.exit()
+
+
+version_option = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Print the version."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr, only errors.")
+model_option = click.option(
+    "-m", "--model", "ref", metavar="REF", envvar="TFM_MODEL", default="smollm2-135m", show_default=True,
+    help="The model: a folder, a .gguf file, org/name[@revision] on the hub, or smollm2-135m. "
+    "$TFM_MODEL changes the default.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model to load, and how."""
+
+    ref: str
+    threads: int | None
+    kv_type: str
+    ctx: int | None
+    max_ram: int | None
+
+    def load(self, notes: "Notes") -> "Model":
+        """The model, ready to run."""
+        from tfm.engine import load
+
+        return load(
+            self.ref,
+            threads=self.threads,
+            kv_type=self.kv_type,
+            ctx=self.ctx,
+            max_ram=self.max_ram,
+            progress=notes.progress,
+        )
+
+
+model_options = group("model", ModelOptions, [
+    model_option,
+    click.option("--threads", type=click.IntRange(min=1), help="Processors to use; default: all there are."),
+    click.option(
+        "--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True,
+        help="How the context is kept in memory: exact, half the memory, or a quarter.",
+    ),
+    click.option(
+        "--ctx", type=click.IntRange(min=1), metavar="N",
+        help="Most tokens of prompt and answer; default: the model's own.",
+    ),
+    click.option("--max-ram", type=SizeType(), help="Most memory to use, such as 512M or 2G."),
+])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen; None and () leave it to the model's generation_config.json."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int | None
+
+    def given(self) -> dict[str, Any]:
+        """What was asked for, as arguments of SamplingParams. Raises UsageError for a value that makes no sense."""
+        from tfm.engine.sampling import SamplingParams
+
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["logit_bias"] = dict(self.logit_bias) or None
+        values = {name: value for name, value in values.items() if value is not None}
+        for name, value in values.items():
+            try:
+                SamplingParams(**{name: value})
+            except TfmError as error:
+                raise click.UsageError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from error
+        return values
+
+    def params(self, model: "Model") -> "SamplingParams":
+        """The model's own settings with what was asked for, and a seed."""
+        from tfm.engine.sampling import SamplingParams
+
+        return SamplingParams.from_folder(model.folder, **self.given()).seeded()
+
+
+sampling_options = group("sampling", SamplingOptions, [
+    click.option("--temperature", type=float, metavar="X", help="0: the likeliest token; 1: as the model has it."),
+    click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens; 0: among all."),
+    click.option("--top-p", type=float, metavar="P", help="Choose among the likeliest that have P together."),
+    click.option("--min-p", type=float, metavar="P", help="Leave out tokens below P times the likeliest."),
+    click.option("--repeat-penalty", type=float, metavar="X", help="Make tokens that are there less likely; 1: off."),
+    click.option("--presence-penalty", type=float, metavar="X", help="Make tokens of the answer less likely; 0: off."),
+    click.option("--frequency-penalty", type=float, metavar="X", help="The same for each time one is there; 0: off."),
+    click.option("--logit-bias", type=BiasType(), multiple=True, help="Add X to the logit of token ID. Repeatable."),
+    click.option("--seed", type=int, metavar="N", help="The same seed, the same answer; default: a new one."),
+])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Where a command's text comes from."""
+
+    text: str | None
+    files: tuple[str, ...]
+    no_stdin: bool
+
+    def read(self, notes: "Notes") -> str | None:
+        """Argument, files and stdin, in this order, with a blank line between; None when none of them is there."""
+        from tfm.cli.text import gather
+
+        return gather(self.text, self.files, not self.no_stdin, notes)
+
+
+def text_options(name: str) -> Decorator:
+    """The argument `name` (as help shows it), -f and --no-stdin."""
+    return group("source", TextOptions, [
+        click.argument("text", type=TEXT, required=False, metavar=f"[{name}]"),
+        click.option(
+            "-f", "--file", "files", multiple=True, metavar="FILE",
+            help=f"Text from a file, after {name} and before stdin. Repeatable.",
+        ),
+        click.option("--no-stdin", is_flag=True, help="Leave stdin alone."),
+    ])  # fmt: skip

@@ -1,0 +1,197 @@
+"""What a person and a pipe get to see: the result on stdout and nothing else, everything about it on stderr."""
+
+import errno
+import os
+import select
+import sys
+import threading
+import warnings
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+SHOW_CURSOR = b"\x1b[?25h"
+LONG_S = 0.5  # work that takes longer than this is told of
+
+
+def say(line: str) -> None:
+    """A line on stderr. If nobody can read it, then nobody can."""
+    try:
+        _write_all(2, f"{line}\n".encode(errors="backslashreplace"))
+    except OSError:
+        return
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Also where the other end does not want to be waited for (O_NONBLOCK, which a pipe may inherit)."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
+
+
+class Output:
+    """The result, in UTF-8 whatever the locale says. Each piece is on its way when `write` returns."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._at_line_start = True
+        self._lock = threading.Lock()
+
+    @property
+    def is_terminal(self) -> bool:
+        return sys.stdout is not None and os.isatty(1)
+
+    def write(self, text: str) -> None:
+        """Raises BrokenPipeError when nobody reads any more, TfmError when the text cannot be written."""
+        if not text:
+            return
+        if sys.stdout is None:
+            raise TfmError("stdout", "closed", "a file, a pipe or a terminal to write the result to")
+        try:
+            _write_all(1, text.encode(errors="replace"))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            do = "make room for the result" if error.errno == errno.ENOSPC else None
+            raise TfmError("stdout: cannot be written", error.strerror, do=do) from error
+        self._at_line_start = text.endswith("\n")
+
+    def write_line(self, text: str) -> None:
+        self.write(f"{text}\n")
+
+    def hold(self, text: str) -> None:
+        """Keep text for `release`; when the process is stopped it is written all the same."""
+        with self._lock:
+            self._held.append(text)
+
+    def release(self) -> None:
+        """Write what is held, once."""
+        with self._lock:
+            held, self._held = self._held, []
+        self.write("".join(held))
+
+    def end_line(self) -> None:
+        """On a terminal, begin a new line for what comes next; a pipe or file gets the result and not a byte more."""
+        if self.is_terminal and not self._at_line_start:
+            self.write("\n")
+
+    def last_words(self) -> None:
+        """Before the process is stopped: nothing that was made is lost, and the terminal is as it was."""
+        with suppress(OSError, TfmError):
+            self.release()
+        if sys.stderr is not None and os.isatty(2):
+            _write_all(2, b"\n" + SHOW_CURSOR)
+
+
+class Notes:
+    """What is said on stderr while a command works: notes, warnings, and how far it is; nothing when quiet.
+
+    Use it in `with`: then Python's warnings become notes, and no progress bar is left behind.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.is_terminal = sys.stderr is not None and os.isatty(2)
+        self._stage: _Stage | None = None
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def note(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._stage is None or not self._stage.print_above(f"tfm: {text}"):
+            say(f"tfm: {text}")
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """The engine's Progress. Work is told of when it has taken LONG_S: by a bar on a terminal, else by one line."""
+        if self.quiet:
+            return
+        with self._lock:
+            if self._stage is not None and (self._stage.label != label or done == total):
+                self._stage.end()
+                self._stage = None
+            if done == total:
+                return
+            if self._stage is None:
+                self._stage = _Stage(label, self.is_terminal, self._told)
+            self._stage.update(done, total)
+
+    def __enter__(self) -> Self:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.showwarning = lambda message, *where, **more: self.note(str(message))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stage is not None:
+            self._stage.end()
+            self._stage = None
+        self._warnings.__exit__(kind, error, trace)
+
+
+class _Stage:
+    """One piece of work: a timer at first, then a bar or a line. told are the labels that had their line before."""
+
+    def __init__(self, label: str, is_terminal: bool, told: set[str]) -> None:
+        self.label, self._is_terminal, self._told = label, is_terminal, told
+        self._done, self._total = 0, None  # type: tuple[int, int | None]
+        self._ended = False
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._lock = threading.RLock()
+        self._timer = threading.Timer(LONG_S, self._show)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def update(self, done: int, total: int | None) -> None:
+        with self._lock:
+            self._done, self._total = done, total
+            if self._bar is not None and self._task is not None:
+                self._bar.update(self._task, completed=done, total=self._shown_total())
+
+    def print_above(self, text: str) -> bool:
+        """Print a line over the bar; False when there is no bar."""
+        with self._lock:
+            if self._bar is None:
+                return False
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            return True
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._timer.cancel()
+            if self._bar is not None:
+                self._bar.stop()
+
+    def _shown_total(self) -> int | None:
+        """None, and so a bar that only moves, for work that is one step."""
+        return None if self._total == 1 else self._total
+
+    def _show(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            if not self._is_terminal:
+                if self.label not in self._told:
+                    self._told.add(self.label)
+                    say(f"tfm: {self.label} ...")
+                return
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self.label, completed=self._done, total=self._shown_total())
+            self._bar.start()

@@ -1,0 +1,86 @@
+"""Text from the argument, files and stdin, byte for byte."""
+
+import os
+import re
+import select
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from tfm.cli.output import Notes
+
+BOM = "\ufeff"
+BLANK_LINE = "\n\n"
+PIECE_BYTES = 1 << 16
+SILENT_S = 2.0
+ID_SEPARATORS = re.compile(r"[\s,\[\]]+")
+
+
+def gather(text: str | None, files: Sequence[str], with_stdin: bool, notes: "Notes") -> str | None:
+    """text, then the files, then stdin if it is no terminal; with a blank line between those that are not empty.
+
+    None when nothing was given: no text, no file, and nothing on stdin.
+    """
+    parts = [] if text is None else [text]
+    parts += [decode(_read_file(file), f"file {file}").removeprefix(BOM) for file in files]
+    piped = decode(_read_stdin(notes), "stdin").removeprefix(BOM) if with_stdin else ""
+    parts += [piped] if piped else []
+    return BLANK_LINE.join(filter(None, parts)) if parts else None
+
+
+def decode(data: bytes, source: str) -> str:
+    """data as UTF-8. Raises TfmError that tells the offset of the first byte that is none."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"0x{data[error.start]:02x} at byte {error.start}"
+        raise TfmError(f"{source}: not UTF-8", found, do="convert it, for example with iconv -t UTF-8") from None
+
+
+def _read_file(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise TfmError(f"file {file}: cannot be read", error.strerror) from error
+
+
+def _read_stdin(notes: "Notes") -> bytes:
+    """All of stdin; nothing when it is closed or a terminal. Says so when it is waited for."""
+    if sys.stdin is None or os.isatty(0):
+        return b""
+    told = threading.Timer(SILENT_S, notes.note, ("waiting for text on stdin (--no-stdin leaves it alone)",))
+    told.daemon = True
+    told.start()
+    pieces: list[bytes] = []
+    try:
+        while piece := _read_piece():
+            told.cancel()
+            pieces.append(piece)
+    except OSError as error:
+        raise TfmError("stdin: cannot be read", error.strerror) from error
+    finally:
+        told.cancel()
+    return b"".join(pieces)
+
+
+def _read_piece() -> bytes:
+    """What is there, at least a byte; nothing at the end."""
+    while True:
+        try:
+            return os.read(0, PIECE_BYTES)
+        except BlockingIOError:  # stdin may be an inherited pipe that does not wait
+            select.select([0], [], [])
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids, with spaces, commas or line breaks between; a JSON list is as good."""
+    words = ID_SEPARATORS.split(text)
+    wrong = next((word for word in words if word and not word.isdecimal()), None)
+    if wrong is not None:
+        raise TfmError("token ids", repr(wrong), "whole numbers with spaces or commas between")
+    return [int(word) for word in words if word]
