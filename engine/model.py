@@ -1,6 +1,5 @@
 """A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
 
-import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ class Model:
             threads, self._step.ctypes.data, self._buffers.columns,
             max(attention_scratch_bytes(padded(layer.head_dim)) for layer in config.layers),
         )  # fmt: skip
-        self._lock = threading.Lock()
 
     def _fill_step(self, kv_type: int) -> None:
         """What stays the same from step to step."""
@@ -104,7 +102,7 @@ class Model:
         out = np.empty((count, stride), np.float32)
         done = 0
         for part in _parts(work, MAX_ROWS):
-            with self._lock:
+            with self._team.lock:
                 done += self._run(part, logits, out[done:])
         return out[:, : self.config.vocab_size]
 

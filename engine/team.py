@@ -3,6 +3,7 @@
 import os
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,18 +43,20 @@ def _activation_strides(columns: int) -> dict[str, int]:
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
-    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads that never leave
-    compiled code: between steps they spin for a moment and then sleep. They hold no reference to the team, which ends them when it goes.
+    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads
+    that never leave compiled code: between steps they spin for a moment and then sleep. They hold no reference to the
+    team, which ends them when it goes. Who prepares and runs a step holds `lock`.
     """
 
     def __init__(self, threads: int, work: int, columns: int, scratch_bytes: int) -> None:
-        self.threads = threads
+        self.threads, self.lock = threads, threading.Lock()
         self._sizes = work, columns, scratch_bytes
         self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=partial(_forked, weakref.ref(self)))
 
     def _start(self) -> None:
         work, columns, scratch_bytes = self._sizes
-        self._pid = os.getpid()
         shared = aligned_empty(TEAM_BYTES)
         shared[:] = 0
         team = shared.ctypes.data
@@ -77,14 +80,23 @@ class Team:
             entry.prepare(progress)
 
     def run(self) -> None:
-        """Run the step; back when all threads have done their part. It is one call, so that no signal can come in between."""
-        if self._pid != os.getpid():  # a forked child has the memory but not the threads
-            self._end.detach()
+        """Run the step; back when all threads have done their part. One call, so that no signal can come in between."""
+        if not self._end.alive:  # closed, or the child of a fork
             self._start()
         RUN(self._records.ctypes.data)
 
     def close(self) -> None:
-        self._end()
+        """End the helpers. A later step starts new ones."""
+        with self.lock:
+            self._end()
+
+
+def _forked(team_ref: "weakref.ref[Team]") -> None:
+    """In a child process: it has the memory, but neither the helpers nor whoever held the lock."""
+    team = team_ref()
+    if team is not None:
+        team.lock = threading.Lock()
+        team._end.detach()
 
 
 def _help(threads: np.ndarray[Any, np.dtype[Any]], index: int, kept: Any) -> None:

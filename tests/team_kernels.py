@@ -1,0 +1,57 @@
+"""Compiled functions that test_team.py has a team's threads run. `work` is the address of a JOB."""
+
+from typing import Any
+
+import numpy as np
+
+from tfm.kernels.jit import Entry, jit
+from tfm.kernels.records import THREAD
+from tfm.kernels.simd import atomic_add, atomic_load, pause, peek_i64, poke_i64, record_at
+from tfm.kernels.team import barrier, next_step, publish
+
+MOST_THREADS = 8
+# rounds: barriers of a step; delay: the most pauses before each; marks: int64 [2, MOST_THREADS], what each thread wrote;
+# wrong: marks that were not as they should be, and steps: steps that a thread has run, both counted by all.
+JOB = np.dtype([(name, np.int64) for name in ("rounds", "delay", "marks", "wrong", "steps")])
+WRONG, STEPS = (JOB.fields[name][1] for name in ("wrong", "steps"))  # type: ignore[index]
+
+job_at, thread_at = record_at(JOB), record_at(THREAD)
+
+
+@jit
+def work_through(me: Any, work: int, seed: int) -> None:
+    """Write a mark, wait, and look at everyone's: rounds times. Marks alternate, as the next is written while others look."""
+    job = job_at(work)
+    random = seed
+    for r in range(job.rounds):
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        if job.delay != 0 and random & 1 != 0:
+            for _ in range((random >> 8) % job.delay):
+                pause()
+        marks = job.marks + 8 * MOST_THREADS * (r % 2)
+        poke_i64(marks + 8 * me.index, me.step * 1000003 + r)
+        barrier(me)
+        for t in range(me.threads):
+            if peek_i64(marks + 8 * t) != me.step * 1000003 + r:
+                atomic_add(work + WRONG, 1)
+    atomic_add(work + STEPS, 1)
+    barrier(me)
+
+
+@jit
+def run(thread: int) -> int:
+    """As engine/forward.py's: thread 0 one step, a helper all of them. Gives the number of threads that ran the step."""
+    me = thread_at(thread)
+    if me.index == 0:
+        me.step += 1
+        if me.threads > 1:
+            publish(me.team)
+    while me.index == 0 or next_step(me):
+        before = atomic_load(me.work + STEPS)
+        work_through(me, me.work, me.index * 7919 + me.step)
+        if me.index == 0:
+            return atomic_load(me.work + STEPS) - before
+    return 0
+
+
+RUN = Entry("team_kernels:run", "i")
