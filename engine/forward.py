@@ -212,7 +212,7 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 
 @jit
 def run(thread: int) -> None:
-    """The entry: thread 0 gives out one step and runs it; a helper runs every step that is given out, until the team ends."""
+    """The entry: thread 0 gives out one step and runs it; a helper runs all that are given out, until the team ends."""
     me = thread_at(thread)
     if me.index == 0 and me.threads > 1:
         publish(me.team)

@@ -82,7 +82,7 @@ def _digest(sources: tuple[Path, ...]) -> str:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Numba makes millions of small objects that live until it is done; looking for garbage among them took a tenth of the time."""
+    """Numba's millions of objects live until it is done: to look for garbage among them took a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -48,9 +48,10 @@ SPAN = _record("first", "count", "position", "blocks")
 # A thread of the team, and what it alone writes.
 THREAD = _record("index", "threads", "team", "episode", "step", "work", "activations", "scratch")
 
-# What the threads share: arrivals at barriers, the number of the step, helpers that sleep, the order to end; and a POSIX mutex
-# and condition variable (at most 64 bytes on any system) to sleep on. A cache line or two each.
-TEAM_ARRIVED, TEAM_STEP, TEAM_SLEEPERS, TEAM_STOP, TEAM_MUTEX, TEAM_CONDITION, TEAM_BYTES = 0, 64, 128, 192, 256, 384, 512
+# What the threads share: arrivals at barriers, the number of the step, helpers that sleep, the order to end; and a
+# POSIX mutex and condition variable (at most 64 bytes on any system) to sleep on. A cache line or two each.
+TEAM_ARRIVED, TEAM_STEP, TEAM_SLEEPERS, TEAM_STOP = 0, 64, 128, 192
+TEAM_MUTEX, TEAM_CONDITION, TEAM_BYTES = 256, 384, 512
 
 
 def panels_of(rows: int) -> int:

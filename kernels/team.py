@@ -12,8 +12,8 @@ from tfm.kernels.jit import jit
 from tfm.kernels.records import TEAM_ARRIVED, TEAM_CONDITION, TEAM_MUTEX, TEAM_SLEEPERS, TEAM_STEP, TEAM_STOP
 from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, pause
 
-# With a busy process on each of two processors, decoding made 249 tok/s with these figures, 220 with one thread, and 90 with
-# 2,000 spins and then sched_yield, which gives the rest of the time slice away to whoever is busy.
+# With a busy process on each of two processors, decoding made 249 tok/s with these figures, 220 with one thread, and 90
+# with 2,000 spins and then sched_yield, which gives the rest of the time slice away to whoever is busy.
 SPINS = 20000
 NAP_US = 50
 IDLE_SPINS = 20000  # between steps: about as long as sampling and detokenising take
@@ -62,8 +62,9 @@ def share(count, me):
 def next_step(me):
     """Wait for the next step: True when there is one, False when the team ends.
 
-    A helper spins for a while and then sleeps. It first counts itself among the sleepers and then looks at TEAM_STEP again; who gives
-    out a step first counts TEAM_STEP up and then looks for sleepers. So one of them sees the other, and no step is missed.
+    A helper spins for a while and then sleeps. It first counts itself among the sleepers and then looks at TEAM_STEP
+    again; who gives out a step first counts TEAM_STEP up and then looks for sleepers. So one of them sees the other,
+    and no step is missed.
     """
     team = me.team
     me.step += 1

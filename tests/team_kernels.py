@@ -6,11 +6,11 @@ import numpy as np
 
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.records import THREAD
-from tfm.kernels.simd import atomic_add, atomic_load, pause, peek_i64, poke_i64, record_at
+from tfm.kernels.simd import atomic_add, pause, peek_i64, poke_i64, record_at
 from tfm.kernels.team import barrier, next_step, publish
 
 MOST_THREADS = 8
-# rounds: barriers of a step; delay: the most pauses before each; marks: int64 [2, MOST_THREADS], what each thread wrote;
+# rounds: barriers of a step; delay: the most pauses before each; marks: int64 [2, MOST_THREADS], what threads wrote;
 # wrong: marks that were not as they should be, and steps: steps that a thread has run, both counted by all.
 JOB = np.dtype([(name, np.int64) for name in ("rounds", "delay", "marks", "wrong", "steps")])
 WRONG, STEPS = (JOB.fields[name][1] for name in ("wrong", "steps"))  # type: ignore[index]
@@ -20,7 +20,7 @@ job_at, thread_at = record_at(JOB), record_at(THREAD)
 
 @jit
 def work_through(me: Any, work: int, seed: int) -> None:
-    """Write a mark, wait, and look at everyone's: rounds times. Marks alternate, as the next is written while others look."""
+    """Write a mark, wait, and look at everyone's: rounds times. Two sets: some write the next while others look."""
     job = job_at(work)
     random = seed
     for r in range(job.rounds):
@@ -39,19 +39,17 @@ def work_through(me: Any, work: int, seed: int) -> None:
 
 
 @jit
-def run(thread: int) -> int:
-    """As engine/forward.py's: thread 0 one step, a helper all of them. Gives the number of threads that ran the step."""
+def run(thread: int) -> None:
+    """As engine/forward.py's: thread 0 gives out one step and runs it, a helper runs all of them."""
     me = thread_at(thread)
     if me.index == 0:
         me.step += 1
         if me.threads > 1:
             publish(me.team)
     while me.index == 0 or next_step(me):
-        before = atomic_load(me.work + STEPS)
         work_through(me, me.work, me.index * 7919 + me.step)
         if me.index == 0:
-            return atomic_load(me.work + STEPS) - before
-    return 0
+            return
 
 
 RUN = Entry("team_kernels:run", "i")
