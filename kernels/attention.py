@@ -54,7 +54,6 @@ from tfm.kernels.simd import (
     load_i8,
     load_rows,
     maximum,
-    multiply_rows,
     peek_f32,
     peek_i64,
     poke_f32,
@@ -136,14 +135,14 @@ def score_row_kernel(load: Any, element_bytes: int) -> Any:
 
 
 def value_kernel(load: Any, element_bytes: int, rows: int) -> Any:
-    """o[r] = o[r] * shrink[r] + sum over s < count of p[r, s] v[s] for a tile of queries."""
+    """o[r] += sum over first <= s < last of p[r, s] v[s] for a tile of queries that all see these positions."""
     zeros = tile_of(f32x16, rows)
 
     @jit
-    def values(v, p, count, head_size, o, o_stride, shrink):
+    def values(v, p, first, last, head_size, o, o_stride):
         for d in range(0, head_size, LANES):
-            acc = multiply_rows(load_rows(zeros(), o + 4 * d, o_stride), shrink, 4 * LANES)
-            for s in range(count):
+            acc = load_rows(zeros(), o + 4 * d, o_stride)
+            for s in range(first, last):
                 acc = fma_rows(acc, load(v + (s * head_size + d) * element_bytes), p + 4 * s, 4 * KV_BLOCK)
             store_rows(acc, o + 4 * d, o_stride)
 
@@ -157,22 +156,43 @@ def value_row_kernel(load: Any, element_bytes: int) -> Any:
     wide = dense.PANELS_AT_ONCE * LANES
 
     @jit
-    def values(v, p, count, head_size, o, o_stride, shrink):
+    def values(v, p, first, last, head_size, o, o_stride):
         d = 0
         while d + wide <= head_size:
-            acc = multiply_rows(load_rows(zeros(), o + 4 * d, 4 * LANES), shrink, 0)
-            for s in range(count):
-                acc = fma_four(acc, v + (s * head_size + d) * element_bytes, LANES * element_bytes, p + 4 * s)
+            acc = load_rows(zeros(), o + 4 * d, 4 * LANES)
+            for s in range(first, last):
+                at = v + (s * head_size + d) * element_bytes
+                acc = fma_four(acc, at, LANES * element_bytes, p + 4 * s)
             store_rows(acc, o + 4 * d, 4 * LANES)
             d += wide
         while d < head_size:
-            one = load_f32(o + 4 * d) * splat(peek_f32(shrink))
-            for s in range(count):
+            one = load_f32(o + 4 * d)
+            for s in range(first, last):
                 one = fma(load(v + (s * head_size + d) * element_bytes), splat(peek_f32(p + 4 * s)), one)
             store_f32(o + 4 * d, one)
             d += LANES
 
     return values
+
+
+def edge_kernel(load: Any, element_bytes: int) -> Any:
+    """The same for positions that only some of a tile's queries see; `begin` is the block's first position.
+
+    A weight of 0 would not do: 0 times a NaN of a later position is NaN, and a text's logits would depend on its chunks.
+    """
+
+    @jit
+    def edge(v, p, first, last, rows, positions, begin, window, head_size, o, o_stride):
+        for r in range(rows):
+            high = peek_i64(positions + 8 * r) + 1 - begin
+            low = high - window if window != 0 else first
+            for s in range(max(first, low), min(last, high)):
+                weight = splat(peek_f32(p + 4 * (KV_BLOCK * r + s)))
+                for d in range(0, head_size, LANES):
+                    at = o + r * o_stride + 4 * d
+                    store_f32(at, fma(load(v + (s * head_size + d) * element_bytes), weight, load_f32(at)))
+
+    return edge
 
 
 @jit
@@ -231,6 +251,20 @@ def softmax_block(s, low, high, softcap, k_scales, v_scales, state, shrink):
     store_f32(state, largest)
     store_f32(state + 64, total)
     store_f32(shrink, scale)
+
+
+@jit
+def shrink_state(state, shrink, head_size):
+    """o *= shrink (16 lanes alike)."""
+    factor = load_f32(shrink)
+    for d in range(STATE_HEAD, STATE_HEAD + 4 * head_size, 4 * LANES):
+        store_f32(state + d, load_f32(state + d) * factor)
+
+
+@jit
+def in_block(position):
+    """A position counted from a block's start, moved to the block's nearest end where it lies outside."""
+    return min(max(position, 0), KV_BLOCK)
 
 
 # ---------------------------------------------------------------------------------------------- cache
@@ -297,35 +331,44 @@ def bytes_of_head(kv_type, head_size):
 # ---------------------------------------------------------------------------------------------- driver
 
 
+EDGES = {load: edge_kernel(load, size) for load, size in ((load_f32, 4), (load_f16, 2), (load_i8, 1))}
+
+
 def segment_kernel(load: Any, element_bytes: int, scale_bytes: int, rows: int) -> Any:
     """Blocks first .. last - 1 (of one segment) for a tile of queries: the state of each row from nothing."""
     scores = score_row_kernel(load, element_bytes) if rows == 1 else score_kernel(load, element_bytes, rows)
     values = value_row_kernel(load, element_bytes) if rows == 1 else value_kernel(load, element_bytes, rows)
+    edge = EDGES[load]
 
     @jit
     def segment(heads, blocks, first, last, head_offset, q, positions, s, shrink, states, state_stride):
-        head_size = heads.head_size
+        head_size, window = heads.head_size, heads.sliding_window
+        o = states + STATE_HEAD
         for r in range(rows):
             clear_state(states + r * state_stride, head_size)
-        top = peek_i64(positions)
-        for r in range(1, rows):
-            top = max(top, peek_i64(positions + 8 * r))
         for b in range(first, last):
+            begin = b * KV_BLOCK
             k = peek_i64(blocks + 8 * b) + head_offset
             k_scales = k + KV_BLOCK * head_size * element_bytes
             v = k_scales + scale_bytes
             v_scales = v + KV_BLOCK * head_size * element_bytes
             scores(k, q, 4 * head_size, heads.head_dim, s)
             for r in range(rows):
-                high = peek_i64(positions + 8 * r) + 1 - b * KV_BLOCK
-                low = high - heads.sliding_window if heads.sliding_window != 0 else 0
+                high = peek_i64(positions + 8 * r) + 1 - begin
+                low = high - window if window != 0 else 0
                 softmax_block(
                     s + 4 * KV_BLOCK * r, low, high, heads.softcap,
                     k_scales if scale_bytes != 0 else 0, v_scales if scale_bytes != 0 else 0,
                     states + r * state_stride, shrink + 4 * LANES * r,
                 )  # fmt: skip
-            count = min(KV_BLOCK, top + 1 - b * KV_BLOCK)
-            values(v, s, count, head_size, states + STATE_HEAD, state_stride, shrink)
+                shrink_state(states + r * state_stride, shrink + 4 * LANES * r, head_size)
+            # Queries lie in order of their positions: the first sees least far ahead, the last least far back.
+            ahead = peek_i64(positions + 8 * (rows - 1)) + 1 - begin
+            low, end = in_block(ahead - window) if window != 0 else 0, in_block(ahead)
+            high = max(low, in_block(peek_i64(positions) + 1 - begin))
+            edge(v, s, 0, low, rows, positions, begin, window, head_size, o, state_stride)
+            values(v, s, low, high, head_size, o, state_stride)
+            edge(v, s, high, end, rows, positions, begin, window, head_size, o, state_stride)
 
     return segment
 

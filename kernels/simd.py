@@ -226,9 +226,8 @@ def _poke(name: str) -> Any:
     return poke
 
 
-_WORDS = ("f32", "i8", "u8", "u16", "i32", "u32", "i64")
-peek_f32, peek_i8, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, _WORDS)
-poke_f32, poke_i8, poke_u8, poke_u16, poke_i32, poke_u32, poke_i64 = map(_poke, _WORDS)
+peek_f32, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, ("f32", "u8", "u16", "i32", "u32", "i64"))
+poke_f32, poke_i8, poke_u16, poke_i32, poke_u32, poke_i64 = map(_poke, ("f32", "i8", "u16", "i32", "u32", "i64"))
 
 
 def record_at(dtype: np.dtype[Any]) -> Any:
@@ -281,7 +280,6 @@ load_f16 = _memory("load_f16", f32x16, _load_f16)
 load_bf16 = _memory("load_bf16", f32x16, _load_bf16)
 load_i8 = _memory("load_i8", f32x16, _load_i8)
 load_bytes = _memory("load_bytes", i8x64, lambda builder, address: load_at(builder, address, V_I8))
-load_i32 = _memory("load_i32", i32x16, lambda builder, address: load_at(builder, address, V_I32))
 
 
 @intrinsic
@@ -363,19 +361,6 @@ def store_first(typingctx: Any, address: Any, value: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, f32x16, types.int64), build
-
-
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, to be read once."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], I8.as_pointer())
-        flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *flags)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic on vectors
@@ -613,22 +598,6 @@ def fma_panels(load: Any) -> Any:
 
 
 @intrinsic
-def multiply_rows(typingctx: Any, acc: Any, x: Any, stride: Any) -> Any:
-    """acc[t] *= (the float32 at x + t * stride)."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        acc, x, stride = args
-
-        def change(t: int, row: ir.Value) -> ir.Value:
-            scalar = load_at(builder, _row_address(builder, x, stride, t), F32)
-            return builder.fmul(row, broadcast(builder, scalar, LANES))
-
-        return _rows(builder, acc, change)
-
-    return acc(acc, types.int64, types.int64), build
-
-
-@intrinsic
 def add_vector(typingctx: Any, acc: Any, vector: Any) -> Any:
     """acc[t] += vector, the same for every row."""
 
@@ -647,16 +616,6 @@ def add_tile(typingctx: Any, acc: Any, other: Any) -> Any:
         return _rows(builder, acc, lambda t, row: builder.fadd(row, builder.extract_value(other, t)))
 
     return acc(acc, acc), build
-
-
-@intrinsic
-def multiply_vector(typingctx: Any, acc: Any, vector: Any) -> Any:
-    """acc[t] *= vector, the same for every row."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _rows(builder, args[0], lambda t, row: builder.fmul(row, args[1]))
-
-    return acc(acc, f32x16), build
 
 
 @intrinsic
@@ -861,16 +820,6 @@ def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), build
-
-
-@intrinsic
-def atomic_swap(typingctx: Any, address: Any, value: Any) -> Any:
-    """Put a value at an address; what it was before."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.atomic_rmw("xchg", builder.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), build
 

@@ -243,14 +243,12 @@ def test_tiles() -> None:
 
     def body(a, b, w, v, out):
         acc = simd.load_rows(zeros(), a, 80)
-        acc = simd.multiply_rows(acc, b, 80)
-        acc = simd.add_rows(acc, b, 80)
-        acc = simd.multiply_vector(simd.add_vector(acc, simd.load_f32(v)), simd.load_f32(w))
+        acc = simd.add_vector(simd.add_rows(acc, b, 80), simd.load_f32(v))
         acc = simd.fma_rows(acc, simd.load_f32(w), a + 4, 80)
         simd.store_rows(acc, out, 80)
 
     run(body, a, b, w, v, out)
-    before = (((a[:, :16] * b[:, :1]) + b[:, :16]) + v) * w
+    before = (b[:, :16] + a[:, :16]) + v
     fused = (w.astype(np.float64) * a[:, 1:2] + before).astype(np.float32)
     assert same_bits(out[:, :16], fused if simd.HAS_FMA else w * a[:, 1:2] + before)
     assert np.all(out[:, 16:] == 7)
