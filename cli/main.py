@@ -50,14 +50,22 @@ def _run(arguments: list[str]) -> int:
     except click.UsageError as error:
         say(explain(error))
         return WRONG_USAGE
-    except TfmError as error:
+    except BrokenPipeError:
+        raise
+    except (TfmError, OSError) as error:
         if _debugging():
             import traceback
 
             say(traceback.format_exc().rstrip())
-        say(f"tfm: {error}")
+        say(f"tfm: {error if isinstance(error, TfmError) else _in_words(error)}")
+        if isinstance(error, OSError):
+            _drop_stdout()  # it may be the one that is full
         return FAILED
     return DONE
+
+
+def _in_words(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else f"stdout: {error.strerror}"
 
 
 def _debugging() -> bool:

@@ -41,7 +41,7 @@ class TextType(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from tfm.cli.text import decode
 
-        return decode(os.fsencode(value), param.human_readable_name if param else "text")
+        return decode(os.fsencode(value), param.human_readable_name.strip("[]") if param else "text")
 
 
 class SizeType(click.ParamType[int]):

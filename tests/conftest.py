@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from parrot import write_parrot
 
+from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
 
@@ -24,3 +26,26 @@ def default_model_gguf(default_model_folder: Path) -> Path:
             (staging / "model").mkdir()
             shutil.move(fetch_gguf(SMOLLM2_135M, staging), staging / "model" / SMOLLM2_135M.gguf)
     return models_folder() / name / SMOLLM2_135M.gguf
+
+
+@pytest.fixture(scope="session")
+def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that after a line feed says "Hi é🙂!", whose characters of several bytes are as many tokens.
+
+    It has been loaded once, so that the kernels are compiled and no command has to say that it compiles them.
+    """
+    folder = write_parrot(tmp_path_factory.mktemp("parrot"), "Hi é🙂!".encode())
+    load(folder).close()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chatty_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template."""
+    return write_parrot(tmp_path_factory.mktemp("chatty-parrot"), "Hi é🙂!".encode(), chat=True)
+
+
+@pytest.fixture(scope="session")
+def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
+    return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)

@@ -66,8 +66,9 @@ def _rows(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "architecture", summary.model_type or "unknown"
     if summary.config:
         config, layer = summary.config, summary.config.layers[0]
+        plural = "" if config.num_hidden_layers == 1 else "s"
         vocabulary = f"vocabulary {config.vocab_size:,}"
-        yield "", f"{config.num_hidden_layers} layers, hidden size {config.hidden_size:,}, {vocabulary}"
+        yield "", f"{config.num_hidden_layers} layer{plural}, hidden size {config.hidden_size:,}, {vocabulary}"
         heads = f"{layer.num_attention_heads} heads of {layer.head_dim}, {layer.num_key_value_heads} of them with keys"
         yield "", f"{heads}; MLP {layer.intermediate_size:,}" if layer.intermediate_size else f"{heads}; no MLP"
     if summary.parameters is not None:

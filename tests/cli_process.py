@@ -1,0 +1,40 @@
+"""The command as a person runs it: the installed script, in a process of its own, with real pipes."""
+
+import os
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+TFM = Path(sysconfig.get_path("scripts")) / "tfm"
+TIMEOUT_S = 120
+NO_CHANGES: Mapping[str, str | None] = {}
+
+
+def environment(changes: Mapping[str, str | None] = NO_CHANGES) -> dict[str, str]:
+    """This process's, without what would change tfm's manners, with changes (None takes a variable away)."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("TFM_MODEL", "TFM_DEBUG")}
+    return {name: value for name, value in (kept | dict(changes)).items() if value is not None}
+
+
+def run(
+    *arguments: str | bytes | Path,
+    stdin: bytes | int = b"",
+    stdout: int = subprocess.PIPE,
+    env: Mapping[str, str | None] = NO_CHANGES,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run tfm to its end. stdin is what is piped in, or the number of an open file."""
+    streams = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    command = [TFM, *arguments]
+    return subprocess.run(
+        command, stdout=stdout, stderr=-1, env=environment(env), timeout=TIMEOUT_S, check=False, **streams
+    )
+
+
+def shell(script: str, env: Mapping[str, str | None] = NO_CHANGES) -> subprocess.CompletedProcess[bytes]:
+    """Run a script in bash, where tfm is on the path."""
+    path = f"{TFM.parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", script], env=environment(env) | {"PATH": path}, stdin=subprocess.DEVNULL,
+        capture_output=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip

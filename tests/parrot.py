@@ -1,0 +1,71 @@
+"""A model that says what it is told to: after token i always token next(i), so that any bytes can be had as an answer.
+
+It is a llama whose embedding is the identity and whose blocks add nothing, so that the residual stream tells the last
+token and the unembedding maps it to the next. Its tokens are the 256 bytes and, with id 0, the end of the text.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from checkpoints import LLAMA, shapes_of
+from raw_safetensors import write_tensors
+
+from tfm.engine.pieces import byte_of_character
+
+END = 0
+TOKENS = 257
+SIZES = {"vocab_size": TOKENS, "hidden_size": TOKENS, "num_hidden_layers": 1, "head_dim": 10}
+CONFIG = {**LLAMA, **SIZES, "bos_token_id": None}
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+)
+
+
+def id_of(byte: int) -> int:
+    return byte + 1
+
+
+def write_parrot(folder: Path, answer: bytes, *, loop: bool = False, chat: bool = False, context: int = 1024) -> Path:
+    """A model that after a line feed says answer, whose bytes all differ, and then ends; or with loop begins again.
+
+    chat gives it a chat template, at whose end a line feed stands. Returns folder.
+    """
+    assert len(set(answer)) == len(answer)
+    assert b"\n" not in answer
+    ids = [id_of(byte) for byte in answer]
+    follows = dict(zip([id_of(ord("\n")), *ids], [*ids, ids[0] if loop else END], strict=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / "model.safetensors", _tensors(follows))
+    config = {**CONFIG, "max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()), encoding="utf-8")
+    if chat:
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def _tensors(follows: Mapping[int, int]) -> dict[str, np.ndarray]:
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes_of(CONFIG).items()}
+    for name, values in tensors.items():
+        if name.endswith("norm.weight"):
+            values[:] = 1
+    np.fill_diagonal(tensors["model.embed_tokens.weight"], 1)
+    for id_ in range(TOKENS):
+        tensors["lm_head.weight"][follows.get(id_, END), id_] = 1
+    return tensors
+
+
+def _tokenizer() -> dict:
+    vocab = {"<|end|>": END} | {character: id_of(byte) for character, byte in byte_of_character().items()}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": END, "content": "<|end|>", **flags}],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }

@@ -1,0 +1,382 @@
+"""stdin, stdout, stderr and signals, as a shell uses them. Each test is a fault that such tools have had."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_process import TFM, TIMEOUT_S, environment, run, shell
+
+ANSWER = "Hi é🙂!"
+
+
+# ------------------------------------------------------------------------------------------------ stdin
+
+
+def test_stdin_is_the_prompt(parrot: Path) -> None:
+    """`echo ... | tfm generate --raw`: the line feed at the end of stdin was stripped, or one was added."""
+    assert run("generate", "--raw", "-m", parrot, stdin=b"x\n").stdout == ANSWER.encode()
+    assert run("generate", "--raw", "-m", parrot, stdin=b"x\n\n").stdout == ANSWER.encode()
+    assert run("generate", "--raw", "-m", parrot, stdin=b"x").stdout == b""
+
+
+def test_argument_files_and_stdin_are_joined_by_blank_lines(parrot: Path, tmp_path: Path) -> None:
+    """The parts ran into each other, came in another order, or lost or gained line feeds."""
+    (tmp_path / "one").write_bytes(b"\none\n\n")
+    (tmp_path / "two").write_bytes(b" two")
+    files = "-f", tmp_path / "one", "-f", tmp_path / "two"
+    done = run("tokenize", "-m", parrot, "first", *files, stdin=b"last\r\n")
+    text = run("tokenize", "-m", parrot, "--decode", stdin=done.stdout).stdout
+    assert text == b"first\n\n\none\n\n\n\n two\n\nlast\r\n"
+
+
+@pytest.mark.parametrize("stdin", ["< /dev/null", "<&-", "< EMPTY", "--no-stdin"])
+def test_stdin_that_has_nothing(parrot: Path, tmp_path: Path, stdin: str) -> None:
+    """An empty, closed or unwanted stdin added a blank line to the prompt, or was an error beside a prompt."""
+    (tmp_path / "empty").write_bytes(b"")
+    stdin = stdin.replace("EMPTY", str(tmp_path / "empty"))
+    assert shell(f"tfm tokenize -m {parrot} 'a b' {stdin}").stdout == b"98 33 99\n"
+
+
+def test_stdin_closed_does_not_lend_its_number(parrot: Path) -> None:
+    """With stdin closed the next file that is opened becomes file 0, and is read as the prompt."""
+    done = shell(f"tfm generate --raw -m {parrot} $'x\\n' <&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, ANSWER.encode(), b"")
+
+
+@pytest.mark.parametrize("stdin", ["< /dev/null", "<&-", "--no-stdin < /dev/zero"])
+def test_no_prompt_at_all(parrot: Path, stdin: str) -> None:
+    """Without any prompt the model was loaded and asked to continue nothing."""
+    done = shell(f"tfm generate -m {parrot} {stdin}")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"No prompt" in done.stderr
+
+
+def test_terminal_stdin_is_not_read(parrot: Path) -> None:
+    """With a terminal as stdin the command waited for it, although the prompt was given."""
+    terminal, its_end = pty.openpty()
+    try:
+        done = run("generate", "--raw", "-m", parrot, "x\n", stdin=its_end)
+        assert (done.returncode, done.stdout) == (0, ANSWER.encode())
+        done = run("generate", "--raw", "-m", parrot, stdin=its_end)
+        assert done.returncode == 2
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+
+
+def test_open_and_silent_stdin_is_told_of(parrot: Path) -> None:
+    """A stdin that is inherited open and never written to made the command wait without a word."""
+    command = [TFM, "generate", "--raw", "-m", parrot]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment()) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        begun = time.monotonic()
+        note = process.stderr.readline()
+        assert time.monotonic() - begun > 1.9
+        assert note == b"tfm: waiting for text on stdin (--no-stdin leaves it alone)\n"
+        out, more = process.communicate(b"x\n", timeout=TIMEOUT_S)
+        assert (process.returncode, out, more) == (0, ANSWER.encode(), b"")
+
+
+def test_quiet_and_quick_stdin_are_not_told_of(parrot: Path) -> None:
+    """The note came although text had come in time, or although --quiet was asked for."""
+    assert shell(f"(printf 'x'; sleep 2.5; printf '\\n') | tfm generate --raw -m {parrot}").stderr == b""
+    assert shell(f"(sleep 2.5; printf '\\n') | tfm generate -q --raw -m {parrot}").stderr == b""
+
+
+def test_stdin_that_does_not_block(parrot: Path) -> None:
+    """A pipe in non-blocking mode (as some programs leave it) ended the text early, or in a BlockingIOError."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with subprocess.Popen(
+        [TFM, "generate", "--raw", "-m", parrot], stdin=reader, stdout=-1, stderr=-1, env=environment()
+    ) as process:
+        os.close(reader)
+        for piece in (b"x", b"y\n"):
+            time.sleep(0.3)
+            os.write(writer, piece)
+        os.close(writer)
+        out, error = process.communicate(timeout=TIMEOUT_S)
+        assert (out, error) == (ANSWER.encode(), b"")
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+@pytest.mark.parametrize("utf8_mode", ["0", None])
+def test_bytes_pass_whatever_the_locale(parrot: Path, locale: str, utf8_mode: str | None) -> None:
+    """Under the C locale text on argv, stdin or stdout came out as question marks, surrogates or an error."""
+    env = {"LC_ALL": locale, "PYTHONUTF8": utf8_mode, "PYTHONCOERCECLOCALE": utf8_mode, "PYTHONIOENCODING": None}
+    text = "é🙂\0 ü\r\n".encode()
+    ids = run("tokenize", "-m", parrot, stdin=text, env=env)
+    assert ids.stdout.split() == [str(byte + 1).encode() for byte in text]
+    assert run("tokenize", "-m", parrot, "é🙂", env=env).stdout.split() == ids.stdout.split()[:6]
+    assert run("tokenize", "-m", parrot, "--decode", stdin=ids.stdout, env=env).stdout == text
+    assert run("generate", "--raw", "-m", parrot, "x\n", env=env).stdout == ANSWER.encode()
+
+
+def test_byte_order_mark_is_dropped(parrot: Path, tmp_path: Path) -> None:
+    """A BOM at the start of stdin or a file became a token; one in the middle of the text is text."""
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbfab")
+    done = run("tokenize", "-m", parrot, "-f", tmp_path / "file", stdin=b"\xef\xbb\xbfa\xef\xbb\xbf")
+    assert done.stdout == b"98 99 11 11 98 240 188 192\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [(b"ab\xffcd", b"0xff at byte 2"), (b"\xef\xbb\xbf\xc3", b"0xc3 at byte 3"), (b"\xed\xa0\x80", b"0xed at byte 0")],
+)
+def test_what_is_not_utf8_is_refused(parrot: Path, tmp_path: Path, data: bytes, found: bytes) -> None:
+    """Bytes that are no UTF-8 were replaced in silence, or ended in a traceback; the offset counts the BOM as well."""
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    name = os.fsencode(file)
+    for source, done in (
+        (b"stdin", run("generate", "-m", parrot, stdin=data)),
+        (b"file " + name, run("generate", "-m", parrot, "-f", file)),
+        (b"PROMPT", run("generate", "-m", parrot, data, env={"LC_ALL": "C.UTF-8"})),
+    ):
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr == b"tfm: " + source + b": not UTF-8: found " + found + (
+            b"; convert it, for example with iconv -t UTF-8\n"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ stdout and stderr
+
+
+def test_stdout_has_the_answer_and_nothing_else(chatty_parrot: Path) -> None:
+    """A banner, the prompt, a progress bar or a line feed at the end were in what a pipe got."""
+    done = run("generate", "-v", "-m", chatty_parrot, "hello")
+    assert done.stdout == ANSWER.encode()
+    assert [line.split()[1] for line in done.stderr.splitlines()] == [b"load", b"prompt", b"decode", b"memory"]
+    assert run("generate", "-m", chatty_parrot, "hello").stderr == b""
+
+
+def test_answer_comes_as_it_is_made_in_whole_characters(chatty_parrot: Path) -> None:
+    """The answer was held back until the end, or a character of four tokens was written byte by byte."""
+    command = [TFM, "generate", "--no-stdin", "-m", chatty_parrot, "hello"]
+    with subprocess.Popen(command, stdout=-1, env=environment()) as process:
+        assert process.stdout is not None
+        pieces = []
+        while piece := os.read(process.stdout.fileno(), 99):
+            pieces.append(piece.decode())
+    assert "".join(pieces) == ANSWER
+    assert len(pieces) > 1
+
+
+def test_reader_that_leaves_early(endless_parrot: Path) -> None:
+    """`| head -c 5` ended in a traceback, in an error line, or not before the whole answer was made."""
+    script = f"tfm generate --raw -n 900000 -m {endless_parrot} $'\\n' | head -c 5; echo :${{PIPESTATUS[0]}}"
+    done = shell(script)
+    assert (done.stdout, done.stderr) == (b"abcde:141\n", b"")
+
+
+@pytest.mark.parametrize("command", ["--help", "generate --help", "--version", "tokenize -m {} --json a"])
+def test_reader_that_was_never_there(parrot: Path, command: str) -> None:
+    """Help into a closed pipe left Python's own complaint at exit."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run(*command.format(parrot).split(), stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_stdout_that_is_full(parrot: Path) -> None:
+    """A full disk ended in a traceback, or with status 0."""
+    for command in (f"tfm generate --raw -m {parrot} $'\\n'", f"tfm tokenize -m {parrot} a", "tfm --help"):
+        done = shell(f"{command} > /dev/full")
+        assert done.returncode == 1
+        assert b"No space left on device" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_stdout_closed(parrot: Path) -> None:
+    """With stdout closed the answer went into the next file that was opened, or was lost with status 0."""
+    done = shell(f"tfm generate --raw -m {parrot} $'\\n' >&-")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"tfm: stdout: found closed")
+
+
+def test_stderr_closed_or_gone(parrot: Path) -> None:
+    """Notes that nobody can read broke the command that had them."""
+    for ending in ("2>&-", "2> >(true)", "2> /dev/full"):
+        done = shell(f"tfm generate -v --threads 999 --raw -m {parrot} $'\\n' {ending}")
+        assert (done.returncode, done.stdout) == (0, ANSWER.encode())
+    assert shell("tfm generate --nonsense 2>&-").returncode == 2
+    assert shell("tfm show /nowhere 2>&-").returncode == 1
+
+
+def on_terminal(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """Run tfm with a terminal as all three streams; the status and what the terminal got."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(TFM, [str(TFM), *map(str, arguments)], environment({"TERM": "xterm", **(env or {})}))
+    shown = b""
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown
+
+
+def test_terminal_gets_a_line_feed_at_the_end(parrot: Path) -> None:
+    """The shell's prompt stood behind the answer's last word."""
+    assert on_terminal("generate", "--raw", "-m", parrot, "x\n") == (0, ANSWER.encode() + b"\r\n")
+    assert on_terminal("generate", "--raw", "-m", parrot, "-n", "0", "x\n") == (0, b"")
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs a small pipe")
+def test_output_that_does_not_block(endless_parrot: Path) -> None:
+    """A pipe in non-blocking mode with a slow reader lost a part of the answer, or ended it with BlockingIOError."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    command = [TFM, "generate", "--raw", "-n", "10000", "--no-stream", "-m", endless_parrot, "\n"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writer, env=environment()) as process:
+        os.close(writer)
+        time.sleep(1)
+        got = b""
+        while piece := os.read(reader, 1 << 16):
+            got += piece
+        assert process.wait(TIMEOUT_S) == 0
+    os.close(reader)
+    assert got == b"abcdefghij" * 1000
+
+
+# ------------------------------------------------------------------------------------------------ Ctrl-C
+
+
+def interrupted(
+    *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None
+) -> tuple[int, bytes, bytes, float]:
+    """Run tfm, send it what Ctrl-C sends as soon as `when` returns; status, stdout, stderr, seconds it took to end."""
+    command = [TFM, *arguments]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
+        first = when(process)
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, error = process.stdout.read(), process.stderr.read()
+        process.wait(TIMEOUT_S)
+        return process.returncode, (first if isinstance(first, bytes) else b"") + out, error, time.monotonic() - sent
+
+
+def first_byte(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+def test_ctrl_c_while_decoding(endless_parrot: Path) -> None:
+    """Ctrl-C in the middle of an answer gave a traceback, or lost what was there."""
+    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, took_s = interrupted(*arguments, when=first_byte)
+    assert (status, error) == (130, b"")
+    assert out == (b"abcdefghij" * (len(out) // 10 + 1))[: len(out)]
+    assert took_s < 2
+
+
+def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> None:
+    """With --no-stream all that was made until Ctrl-C was lost."""
+    arguments = "generate", "--no-stdin", "--no-stream", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error) == (130, b"")
+    assert out.startswith(b"abcdefghijabc")
+
+
+def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:
+    """Ctrl-C while reading stdin gave a traceback, or was not noticed."""
+
+    def noted(process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        process.stderr.readline()
+
+    status, out, error, took_s = interrupted("generate", "-m", parrot, when=noted)
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 2
+
+
+@pytest.mark.parametrize("delay_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_ctrl_c_while_starting(endless_parrot: Path, delay_s: float) -> None:
+    """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end."""
+    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, _, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(delay_s))
+    assert status in (130, -signal.SIGINT)
+    assert error == b""
+    assert took_s < 2
+
+
+def test_ctrl_c_while_compiling(parrot: Path, tmp_path: Path) -> None:
+    """The compiler is one long call: Ctrl-C was noticed ten seconds later."""
+
+    def compiling(process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        assert b"compiling" in process.stderr.readline()
+
+    arguments = "generate", "--no-stdin", "--raw", "-m", parrot, "\n"
+    status, out, error, took_s = interrupted(*arguments, when=compiling, env={"TFM_CACHE": str(tmp_path)})
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 3
+
+
+def test_ctrl_c_while_reading_a_long_prompt(parrot: Path, default_model_folder: Path) -> None:
+    """A forward pass over hundreds of tokens is one long call too."""
+    arguments = "generate", "--no-stdin", "--raw", "-m", default_model_folder, "hello " * 8000
+    status, out, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(2))
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 3
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(parrot: Path) -> None:
+    """A shell starts `tfm ... &` with SIGINT ignored, so that Ctrl-C reaches only what is in front."""
+    done = shell(f"trap '' INT; tfm generate --raw -m {parrot} $'\\n' & sleep 0.3; kill -INT $!; wait $!")
+    assert (done.returncode, done.stdout) == (0, ANSWER.encode())
+
+
+def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
+    """After Ctrl-C the cursor stayed hidden, or the prompt stood in the middle of the answer's line."""
+    process, terminal = pty.fork()
+    if process == 0:
+        arguments = [str(TFM), "generate", "--raw", "-n", "900000", "-m", str(endless_parrot), "\n"]
+        os.execve(TFM, arguments, environment({"TERM": "xterm"}))
+    shown = os.read(terminal, 1)
+    os.write(terminal, b"\x03")
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    except OSError:
+        pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert shown.endswith(b"\r\n\x1b[?25h")
+    assert b"Traceback" not in shown
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def test_debug_shows_where(tmp_path: Path) -> None:
+    """A traceback is for those who ask for it."""
+    plain, debugged = (run("show", tmp_path / "no", env={"TFM_DEBUG": debug}) for debug in (None, "1"))
+    assert (plain.returncode, debugged.returncode) == (1, 1)
+    assert len(plain.stderr.splitlines()) == 1
+    assert debugged.stderr.endswith(plain.stderr)
+    assert b"Traceback" in debugged.stderr
+
+
+def test_whole_json_run(chatty_parrot: Path) -> None:
+    """All of it is one line of JSON on stdout, and UTF-8."""
+    done = run("generate", "--json", "-m", chatty_parrot, "hello")
+    assert (done.returncode, done.stderr, done.stdout.count(b"\n")) == (0, b"", 1)
+    assert json.loads(done.stdout)["text"] == ANSWER
+    assert "🙂".encode() in done.stdout
