@@ -1,5 +1,6 @@
 """A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -88,12 +89,12 @@ class Model:
         ("last"), or of every new token. A row's logits depend on its own sequence only, bit for bit. Raises TfmError
         where a sequence would outgrow the context or memory ends; tokens before that have been appended.
         """
+        lengths: Counter[Sequence] = Counter()
         for sequence, ids in work:
-            if sequence.length + len(ids) > self.ctx:
-                raise TfmError(
-                    "context", f"{sequence.length + len(ids)} tokens",
-                    f"at most {self.ctx}", "shorten the text or raise --ctx",
-                )  # fmt: skip
+            lengths[sequence] += len(ids)
+            length = sequence.length + lengths[sequence]
+            if length > self.ctx:
+                raise TfmError("context", f"{length} tokens", f"at most {self.ctx}", "shorten the text or raise --ctx")
             if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
                 wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
                 raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
@@ -112,14 +113,16 @@ class Model:
         buffers, step = self._buffers, self._step[0]
         picked: list[int] = []
         longest = first = 0
+        ends: dict[Sequence, int] = {}
         for i, (sequence, ids, is_last) in enumerate(part):
-            end = sequence.length + len(ids)
+            begin = ends.get(sequence, sequence.length)
+            end = ends[sequence] = begin + len(ids)
             sequence.reserve(end)
             span = slice(first, first + len(ids))
             buffers.tokens[span] = ids
-            buffers.positions[span] = range(sequence.length, end)
+            buffers.positions[span] = range(begin, end)
             buffers.tables[span] = sequence.table.ctypes.data
-            buffers.spans[i] = (first, len(ids), sequence.length, sequence.table.ctypes.data)
+            buffers.spans[i] = (first, len(ids), begin, sequence.table.ctypes.data)
             if logits == "all":
                 picked += range(first, first + len(ids))
             elif logits == "last" and is_last:
@@ -134,8 +137,8 @@ class Model:
         step["rows"], step["num_spans"], step["num_logit_rows"] = rows, len(part), len(picked)
         step["logits"], step["logits_stride"] = out.ctypes.data, out.strides[0]
         self._team.run()
-        for sequence, ids, _ in part:
-            sequence.length += len(ids)
+        for sequence, end in ends.items():
+            sequence.length = end
         return len(picked)
 
     def logits(self, ids: Items[int], chunk: int | None = None) -> npt.NDArray[np.float32]:

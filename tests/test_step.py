@@ -1,0 +1,62 @@
+"""`Model.step`: what may stand in one step, and what is refused."""
+
+from collections.abc import Iterator
+
+import checkpoints
+import numpy as np
+import pytest
+
+from tfm.engine import TfmError, load
+from tfm.engine.model import Model
+
+IDS = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    name, config = next(iter(checkpoints.FLOATS.items()))
+    model = load(checkpoints.write_checkpoint(tmp_path_factory.mktemp(name), config), threads=2, ctx=64)
+    yield model
+    model.close()
+
+
+def test_a_sequence_twice_in_one_step(model: Model) -> None:
+    """Guards against both pieces starting at the same position, which gave wrong logits without a word."""
+    with model.sequence() as sequence:
+        logits_TV = model.step([(sequence, IDS[:2]), (sequence, IDS[2:])], "all")
+        assert sequence.length == len(IDS)
+    assert np.array_equal(logits_TV, model.logits(IDS))
+
+
+def test_work_of_no_tokens(model: Model) -> None:
+    """Guards against rows of logits for sequences that got no tokens, and against a step of nothing."""
+    with model.sequence() as first, model.sequence() as second:
+        assert model.step([(first, IDS), (second, [])]).shape == (1, model.config.vocab_size)
+        assert model.step([(second, [])]).shape == (0, model.config.vocab_size)
+        assert model.step([]).shape == (0, model.config.vocab_size)
+        assert second.length == 0
+
+
+def test_a_text_that_outgrows_the_context_changes_nothing(model: Model) -> None:
+    """Guards against a step that is refused in the middle: some sequences longer, others not."""
+    with model.sequence() as first, model.sequence() as second:
+        with pytest.raises(TfmError, match="context: found 65 tokens; allowed: at most 64"):
+            model.step([(first, IDS), (second, [1] * 60), (second, [1] * 5)])
+        assert (first.length, second.length) == (0, 0)
+        assert len(model.step([(second, [1] * 64)])) == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_a_token_that_the_model_does_not_have(model: Model, wrong: int) -> None:
+    """Guards against reading the embedding outside its memory."""
+    with model.sequence() as sequence, pytest.raises(TfmError, match=f"token ids: found {wrong}"):
+        model.step([(sequence, [1, wrong])])
+
+
+def test_forgetting_positions(model: Model) -> None:
+    """Guards against keys of forgotten positions that are still seen."""
+    with model.sequence() as sequence:
+        model.step([(sequence, IDS)])
+        sequence.truncate(3)
+        again = model.step([(sequence, [1, 2])], "all")
+    assert np.array_equal(again, model.logits([*IDS[:3], 1, 2])[3:])
