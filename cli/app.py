@@ -30,19 +30,19 @@ class Commands(click.Group):
         """click's own, with a proposal for a name that does not exist."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            ctx.fail(f"No such command {name!r}.{_proposal(name, self.list_commands(ctx))}")
+            names = self.list_commands(ctx)
+            say = f'For a prompt say: tfm generate "{name}"' if " " in name else f"Commands: {', '.join(names)}."
+            ctx.fail(f"No such command {name!r}. {_proposal(name, names) or say}")
         return super().resolve_command(ctx, args)
 
 
-def _proposal(name: str, names: list[str]) -> str:
+def _proposal(word: str, known: list[str]) -> str:
+    """The known words that were probably meant: those that word is the start of, else those that look like it."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, names)
-    if close:
-        return f" (Did you mean {' or '.join(close)}?)"
-    if " " in name:
-        return f' For a prompt say: tfm generate "{name}"'
-    return f" Commands: {', '.join(names)}."
+    word = word.replace("_", "-")
+    meant = [other for other in known if other.startswith(word)] or get_close_matches(word, known)
+    return f"Did you mean {' or '.join(meant)}?" if meant else ""
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -65,21 +65,25 @@ def explain(error: click.UsageError) -> str:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     name = error.ctx.command_path if error.ctx else "tfm"
-    return f"{name}: {error.format_message()}{_hint(error)}\n{name} --help tells what there is."
+    message, hint = error.format_message(), _hint_for_text(error)
+    if isinstance(error, click.NoSuchOption) and error.ctx and " " not in error.option_name:
+        options = [option for parameter in error.ctx.command.get_params(error.ctx) for option in parameter.opts]
+        message = error.message
+        hint = _proposal(error.option_name, [option for option in options if option.startswith("--")]) or hint
+    return f"{name}: {message}{hint and ' '}{hint}\n{name} --help tells what there is."
 
 
-def _hint(error: click.UsageError) -> str:
+def _hint_for_text(error: click.UsageError) -> str:
     """What probably happened to a text: the shell took it apart, or it begins with a dash and looks like options."""
     context = error.ctx
     if context is None or not takes_text(context.command):
         return ""
+    if error.message.startswith("Got unexpected extra argument"):
+        return "A text of several words is put in quotes."
     given = context.meta.get("tfm.arguments", [])
     given = given[: given.index("--")] if "--" in given else given
-    if error.message.startswith("Got unexpected extra argument"):
-        return " A text of several words is put in quotes."
-    unknown = isinstance(error, click.NoSuchOption) and not error.possibilities
-    if unknown or any(argument.startswith("-") and " " in argument for argument in given):
-        return f" A text that begins with a dash is put after --, like this: {context.command_path} -- \"- a text\""
+    if isinstance(error, click.NoSuchOption) or any(word.startswith("-") and " " in word for word in given):
+        return f'A text that begins with a dash is put after --, like this: {context.command_path} -- "- a text"'
     return ""
 
 

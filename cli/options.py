@@ -33,7 +33,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?(?:iB|B)?)", re.IGNORECASE)
 # ------------------------------------------------------------------------------------------------ types of values
 
 
-class TextType(click.ParamType[str]):
+class TextType(click.ParamType):  # type: ignore[type-arg]
     """Text from the command line: its bytes are UTF-8, whatever the locale says."""
 
     name = "text"
@@ -44,7 +44,7 @@ class TextType(click.ParamType[str]):
         return decode(os.fsencode(value), param.human_readable_name.strip("[]") if param else "text")
 
 
-class SizeType(click.ParamType[int]):
+class SizeType(click.ParamType):  # type: ignore[type-arg]
     """Bytes: 512M and 1.5G are powers of 1024, as are MiB; MB are powers of 1000."""
 
     name = "size"
@@ -60,7 +60,7 @@ class SizeType(click.ParamType[int]):
         return size
 
 
-class BiasType(click.ParamType[tuple[int, float]]):
+class BiasType(click.ParamType):  # type: ignore[type-arg]
     """ID=X: what is added to a token's logit."""
 
     name = "id=x"

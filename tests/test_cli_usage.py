@@ -1,0 +1,166 @@
+"""Help, the version and wrong usage: quick, on the right stream, and with a word that helps."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from cli_process import run
+
+from tfm.cli.app import app
+from tfm.cli.options import SizeType
+
+COMMANDS = app.list_commands(click.Context(app))
+HEAVY = {"numba", "numpy", "llvmlite", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "safetensors"}
+
+
+def test_commands() -> None:
+    assert {"generate", "list", "pull", "rm", "show", "tokenize"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """One import at the top of a file makes every command late. Told by modules: a busy machine's clock lies."""
+    code = (
+        "import sys; from tfm.cli.main import main; status = main(); import json; "
+        "print(json.dumps([status, list(sys.modules)]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=True)
+    status, modules = json.loads(done.stderr)
+    assert status == 0
+    assert done.stdout
+    assert HEAVY & {module.partition(".")[0] for module in modules} == set()
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_is_quick(option: str) -> None:
+    """0.15 s, where the machine has a moment to spare."""
+    took_s = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        run(option)
+        took_s.append(time.perf_counter() - begun)
+        if took_s[-1] <= 0.15:
+            break
+    assert min(took_s) <= 0.15
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_three_examples(name: str) -> None:
+    """Help that only lists options does not teach."""
+    shown = run(name, "--help").stdout.decode()
+    _, _, after = shown.partition("Examples:\n")
+    examples = after.partition("\n\n")[0].splitlines()
+    assert len(examples) == 3
+    assert all(re.match(rf"\s+tfm {name}\b", example) or f"tfm {name}" in example for example in examples)
+
+
+def test_version_is_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert run("--version").stdout.decode() == f"tfm {version('tfm-cli')}\n"
+
+
+def test_no_arguments_show_the_help() -> None:
+    """On stderr, for it is no result, and with the status of wrong usage."""
+    done = run()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.strip() == run("--help").stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["generate", "--max-token", "3", "x"], "--max-tokens"),
+        (["generate", "--temprature", "1", "x"], "--temperature"),
+        (["generate", "--temp", "1", "x"], "--temperature"),
+        (["generate", "--top_p", "1", "x"], "--top-p"),
+        (["generate", "--max-new-tokens", "1", "x"], "--max-tokens"),
+        (["tokenize", "--jsn", "x"], "--json"),
+        (["genrate", "x"], "generate"),
+        (["tokenise", "x"], "tokenize"),
+        (["Tell me a joke"], 'tfm generate "Tell me a joke"'),
+        (["generate", "--", "Tell", "me"], "quotes"),
+        (["generate", "- milk\n- eggs"], '-- "- a text"'),
+        (["generate", "-n things to do"], '-- "- a text"'),
+        (["generate", "--the end--"], '-- "- a text"'),
+        (["generate", "-hello"], '-- "- a text"'),
+        (["tokenize", "-5 + 3"], '-- "- a text"'),
+        (["generate", "--no-stdin", "-s tell me a joke"], '-- "- a text"'),
+    ],
+)
+def test_what_was_probably_meant(arguments: list[str], word: str) -> None:
+    """A misspelt option, a text without quotes, a prompt that begins with a dash: an error without a way out."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert word in done.stderr.decode().splitlines()[0]
+
+
+def test_text_after_two_dashes(parrot: Path) -> None:
+    assert run("tokenize", "-m", parrot, "--", "-n 5").stdout == b"46 111 33 54\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--threads", "0"], "--threads"),
+        (["--threads", "-1"], "--threads"),
+        (["--threads", "two"], "--threads"),
+        (["--ctx", "0"], "--ctx"),
+        (["--kv-type", "q4"], "'f32', 'f16', 'q8'"),
+        (["--max-ram", "0"], "--max-ram"),
+        (["--max-ram", "-1G"], "--max-ram"),
+        (["--max-ram", "1X"], "--max-ram"),
+        (["-n", "-1"], "--max-tokens"),
+        (["--temperature", "-1"], "--temperature: found -1"),
+        (["--temperature", "nan"], "--temperature: found nan"),
+        (["--temperature", "inf"], "--temperature: found inf"),
+        (["--top-k", "-1"], "--top-k: found -1"),
+        (["--top-p", "1.01"], "--top-p: found 1.01"),
+        (["--top-p", "-0.1"], "--top-p: found -0.1"),
+        (["--min-p", "2"], "--min-p: found 2"),
+        (["--repeat-penalty", "0"], "--repeat-penalty: found 0"),
+        (["--presence-penalty", "nan"], "--presence-penalty: found nan"),
+        (["--frequency-penalty", "inf"], "--frequency-penalty: found inf"),
+        (["--logit-bias", "5"], "--logit-bias"),
+        (["--logit-bias", "a=1"], "--logit-bias"),
+        (["--logit-bias", "5=nan"], "--logit-bias: found 5=nan"),
+        (["--logit-bias", "5=inf"], "--logit-bias: found 5=inf"),
+        (["--seed", "-1"], "--seed: found -1"),
+        (["--seed", "18446744073709551616"], "--seed"),
+        (["--stop", ""], "--stop"),
+        (["--logprobs", "2"], "--logprobs needs --json"),
+        (["--json", "--logprobs", "-1"], "--logprobs"),
+        (["--raw", "--system", "a"], "--system"),
+        (["--raw", "--prefill", "a"], "--prefill"),
+        (["--ids", "--system", "a"], "--system"),
+        (["--ids", "--no-special"], "--no-special"),
+    ],
+)
+def test_wrong_values(arguments: list[str], word: str) -> None:
+    """They were clamped, ignored, or found only after the model was loaded: /nowhere would be an error of status 1."""
+    done = run("generate", "-m", "/nowhere", "x", *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert word in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1", 1), ("512M", 512 << 20), ("1G", 1 << 30), ("1.5g", 3 << 29), ("2GiB", 2 << 30), ("2GB", 2 * 10**9),
+        ("100kb", 100_000), ("3 T", 3 << 40), ("7B", 7), (" 64K ", 64 << 10),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, nbytes: int) -> None:
+    """K, M, G and T are powers of 1024, with B after them of 1000, as GNU's tools have it."""
+    assert SizeType().convert(text, None, None) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "1GG", "1e9", "0x10", "nan", "1,5G", "-1", "0", "0.2"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(click.UsageError, match="not a size above 0"):
+        SizeType().convert(text, None, None)
