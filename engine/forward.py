@@ -52,6 +52,8 @@ def forward(step: Record, me: Record) -> None:
         if layer.up_proj.data != 0:
             add_mlp(step, layer, me)
     unembed(step, me)
+    # Nobody reads the step any more: who comes first may change it for the next one.
+    barrier(me)
 
 
 @jit
@@ -166,7 +168,6 @@ def unembed(step: Record, me: Record) -> None:
     )  # fmt: skip
     first, last = share(step.lm_head.panels, me)
     multiply(step.lm_head, read, 0, step.num_logit_rows, first, last, step.logits, step.logits_stride, False)
-    barrier(me)
 
 
 @jit

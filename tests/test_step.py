@@ -1,6 +1,10 @@
 """`Model.step`: what may stand in one step, and what is refused."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import checkpoints
 import numpy as np
@@ -60,3 +64,33 @@ def test_forgetting_positions(model: Model) -> None:
         sequence.truncate(3)
         again = model.step([(sequence, [1, 2])], "all")
     assert np.array_equal(again, model.logits([*IDS[:3], 1, 2])[3:])
+
+
+def test_steps_follow_each_other_at_once(model: Model) -> None:
+    """Guards against a helper that still reads a step when the next one is prepared: with other processes busy, prompts
+    whose logits nobody wanted gave wrong answers afterwards."""
+    texts = [[*IDS, i] for i in range(4)]
+    expected = [model.logits(ids)[-1] for ids in texts]
+    with busy_processors():
+        for _ in range(40):
+            sequences = [model.sequence() for _ in texts]
+            for sequence, ids in zip(sequences, texts, strict=True):
+                model.step([(sequence, ids[:3])], "none")
+                model.step([(sequence, ids[3:-1])], "none")
+            found = model.step([(sequence, ids[-1:]) for sequence, ids in zip(sequences, texts, strict=True)])
+            assert np.array_equal(found, expected)
+            for sequence in sequences:
+                sequence.close()
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Other processes that keep every processor busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
