@@ -122,9 +122,18 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 version_option = click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Print the version."
 )
+
+
+def _not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not value:
+        raise click.UsageError("-m is empty; a variable of the shell may not be set.", ctx)
+    return value
+
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr, only errors.")
 model_option = click.option(
     "-m", "--model", "ref", metavar="REF", envvar="TFM_MODEL", default="smollm2-135m", show_default=True,
+    callback=_not_empty,
     help="The model: a folder, a .gguf file, org/name[@revision] on the hub, or smollm2-135m. "
     "$TFM_MODEL changes the default.",
 )  # fmt: skip

@@ -137,6 +137,7 @@ def test_text_after_two_dashes(parrot: Path) -> None:
         (["--json", "--logprobs", "-1"], "--logprobs"),
         (["--raw", "--system", "a"], "--system"),
         (["--raw", "--prefill", "a"], "--prefill"),
+        (["-m", ""], "-m is empty"),
         (["--ids", "--system", "a"], "--system"),
         (["--ids", "--no-special"], "--no-special"),
     ],
