@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import weakref
 from functools import partial
 from typing import Any
@@ -40,6 +41,9 @@ def _activation_strides(columns: int) -> dict[str, int]:
     return {"values": 4 * GROUP * groups, "quantized": GROUP * groups, "groups": 16 * groups}
 
 
+MOST_ALONE = 128  # steps before the helpers are tried again
+
+
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
@@ -48,8 +52,11 @@ class Team:
     team, which ends them when it goes. Who prepares and runs a step holds `lock`.
     """
 
-    def __init__(self, threads: int, work: int, columns: int, scratch_bytes: int) -> None:
-        self.threads, self.lock = threads, threading.Lock()
+    def __init__(
+        self, threads: int, work: int, columns: int, scratch_bytes: int, alone_when_busy: bool = True
+    ) -> None:  # fmt: skip
+        self.threads, self.lock, self._alone_when_busy = threads, threading.Lock(), alone_when_busy
+        self._alone, self._patience = 0, 1
         self._sizes = work, columns, scratch_bytes
         self._start()
         if hasattr(os, "register_at_fork"):
@@ -66,8 +73,10 @@ class Team:
         for index in range(self.threads):
             acts, memory = activation_rows(records.FEW_ROWS, columns)
             scratch = aligned_empty(scratch_bytes)
-            self._memory += [acts, memory, scratch]
-            self._records[index] = (index, self.threads, team, 0, 0, work, acts.ctypes.data, scratch.ctypes.data)
+            clock = aligned_empty(16)
+            self._memory += [acts, memory, scratch, clock]
+            addresses = acts.ctypes.data, scratch.ctypes.data, 0, clock.ctypes.data
+            self._records[index] = (index, self.threads, team, 0, 0, work, *addresses)
         for index in range(1, self.threads):
             helper = threading.Thread(target=_help, args=(self._records, index, self._memory), daemon=True)
             helper.start()
@@ -80,10 +89,25 @@ class Team:
             entry.prepare(progress)
 
     def run(self) -> None:
-        """Run the step; back when all threads have done their part. One call, so that no signal can come in between."""
+        """Run the step; back when it is done. It is one call, so that no signal can come in between.
+
+        Where other processes keep the processors busy, helpers come late, and waiting for them can take longer than doing their
+        part. Then this thread runs some steps alone, more each time it finds the processors busy again; the result is the same.
+        """
         if not self._end.alive:  # closed, or the child of a fork
             self._start()
+        me = self._records[0]
+        me["threads"] = 1 if self._alone else self.threads
+        me["waited_ns"] = 0
+        begun_ns = time.perf_counter_ns()
         RUN(self._records.ctypes.data)
+        if self._alone:
+            self._alone -= 1
+        elif self._alone_when_busy:
+            # With a fair share each, `threads` threads are faster than one unless more than 1 - 1 / threads is waiting.
+            is_busy = me["waited_ns"] * self.threads > (time.perf_counter_ns() - begun_ns) * (self.threads - 1)
+            self._patience = min(2 * self._patience, MOST_ALONE) if is_busy else 1
+            self._alone = self._patience if is_busy else 0
 
     def close(self) -> None:
         """End the helpers. A later step starts new ones."""

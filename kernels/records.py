@@ -45,8 +45,10 @@ HEADS = _record(
 # position .. position + count - 1; blocks is the address of the sequence's table of block addresses.
 SPAN = _record("first", "count", "position", "blocks")
 
-# A thread of the team, and what it alone writes.
-THREAD = _record("index", "threads", "team", "episode", "step", "work", "activations", "scratch")
+# A thread of the team, and what it alone writes. waited_ns is how long it waited at barriers; clock is room for the time.
+THREAD = _record(
+    "index", "threads", "team", "episode", "step", "work", "activations", "scratch", "waited_ns", "clock"
+)  # fmt: skip
 
 # What the threads share: arrivals at barriers, the number of the step, helpers that sleep, the order to end; and a
 # POSIX mutex and condition variable (at most 64 bytes on any system) to sleep on. A cache line or two each.

@@ -5,22 +5,27 @@ atomic counter: a thread adds itself and waits until all of its round have come.
 usually less than a microsecond away), and then in short naps, so that a busy machine is not made busier.
 """
 
+import time
+
 import numpy as np
 from numba.core import types
 
 from tfm.kernels.jit import jit
 from tfm.kernels.records import TEAM_ARRIVED, TEAM_CONDITION, TEAM_MUTEX, TEAM_SLEEPERS, TEAM_STEP, TEAM_STOP
-from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, pause
+from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, pause, peek_i64
 
 # With a busy process on each of two processors, decoding made 249 tok/s with these figures, 220 with one thread, and 90
 # with 2,000 spins and then sched_yield, which gives the rest of the time slice away to whoever is busy.
-SPINS = 20000
+SPINS = 20000  # half a millisecond
+QUICK_SPINS = 200  # 5 us: so long a wait is no sign of anything
 NAP_US = 50
 IDLE_SPINS = 20000  # between steps: about as long as sampling and detokenising take
 
-usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+CLOCK = time.CLOCK_MONOTONIC
 
 ADDRESS, STATUS = types.int64, types.int32
+usleep = types.ExternalFunction("usleep", STATUS(types.uint32))
+clock_gettime = types.ExternalFunction("clock_gettime", STATUS(types.int32, ADDRESS))
 pthread_mutex_init = types.ExternalFunction("pthread_mutex_init", STATUS(ADDRESS, ADDRESS))
 pthread_mutex_lock = types.ExternalFunction("pthread_mutex_lock", STATUS(ADDRESS))
 pthread_mutex_unlock = types.ExternalFunction("pthread_mutex_unlock", STATUS(ADDRESS))
@@ -30,26 +35,34 @@ pthread_cond_broadcast = types.ExternalFunction("pthread_cond_broadcast", STATUS
 
 
 @jit
-def wait_a_little(tries):
-    """Spend a moment: spin at first, then nap."""
-    if tries < SPINS:
-        pause()
-    else:
-        usleep(np.uint32(NAP_US))
+def now_ns(me):
+    """The time of a clock that only goes forward."""
+    clock_gettime(np.int32(CLOCK), me.clock)
+    return peek_i64(me.clock) * 1_000_000_000 + peek_i64(me.clock + 8)
 
 
 @jit
 def barrier(me):
-    """Wait until every thread of the team has come here."""
+    """Wait until every thread of the team has come here. A wait that is not short is added to me.waited_ns."""
     if me.threads == 1:
         return
     me.episode += 1
     target = me.episode * me.threads
     atomic_add(me.team + TEAM_ARRIVED, 1)
     tries = 0
-    while atomic_load(me.team + TEAM_ARRIVED) < target:
-        wait_a_little(tries)
+    while atomic_load(me.team + TEAM_ARRIVED) < target and tries < QUICK_SPINS:
+        pause()
         tries += 1
+    if tries < QUICK_SPINS:
+        return
+    begun_ns = now_ns(me)
+    while atomic_load(me.team + TEAM_ARRIVED) < target:
+        if tries < SPINS:
+            pause()
+        else:
+            usleep(np.uint32(NAP_US))
+        tries += 1
+    me.waited_ns += now_ns(me) - begun_ns
 
 
 @jit

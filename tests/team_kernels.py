@@ -29,10 +29,11 @@ def work_through(me: Any, work: int, seed: int) -> None:
             for _ in range((random >> 8) % job.delay):
                 pause()
         marks = job.marks + 8 * MOST_THREADS * (r % 2)
-        poke_i64(marks + 8 * me.index, me.step * 1000003 + r)
+        stamp = me.episode * 1000003 + r
+        poke_i64(marks + 8 * me.index, stamp)
         barrier(me)
         for t in range(me.threads):
-            if peek_i64(marks + 8 * t) != me.step * 1000003 + r:
+            if peek_i64(marks + 8 * t) != stamp:
                 atomic_add(work + WRONG, 1)
     atomic_add(work + STEPS, 1)
     barrier(me)

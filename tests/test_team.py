@@ -31,7 +31,7 @@ class Crew:
         self.marks = np.zeros((2, team_kernels.MOST_THREADS), np.int64)
         self.job["marks"] = self.marks.ctypes.data
         self.threads = threads
-        self.team = team.Team(threads, self.job.ctypes.data, 32, 64)
+        self.team = team.Team(threads, self.job.ctypes.data, 32, 64, alone_when_busy=False)
 
     def step(self, rounds: int, delay: int = 0) -> None:
         """A step of so many barriers; every thread must have run it and seen all others' marks."""
@@ -294,3 +294,20 @@ def test_forked_child_ends_in_peace(folder: Path) -> None:
         assert decode(model, IDS) == expected
         """,
     )
+
+
+def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
+    """Guards the change between team and single thread: helpers that sat out some steps must join again in order."""
+    crowd = crew(2)
+    crowd.team._alone_when_busy = True
+    counts = []
+    for round_ in range(60):
+        if round_ % 7 == 0:
+            crowd.team._alone = 3  # as if the processors had been found busy
+        before = int(crowd.job["steps"][0])
+        crowd.job["rounds"] = 5
+        crowd.team.run()
+        counts.append(int(crowd.job["steps"][0]) - before)
+        assert crowd.job["wrong"][0] == 0
+    assert counts[0] == 1
+    assert set(counts) <= {1, 2}
