@@ -6,8 +6,10 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -214,18 +216,22 @@ def test_stderr_closed_or_gone(parrot: Path) -> None:
     assert shell("tfm show /nowhere 2>&-").returncode == 1
 
 
+def read_all(terminal: int) -> bytes:
+    """What a terminal gets until its other end is closed."""
+    shown = b""
+    with suppress(OSError):  # how Linux says that it is closed
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    return shown
+
+
 def on_terminal(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple[int, bytes]:
     """Run tfm with a terminal as all three streams; the status and what the terminal got."""
     process, terminal = pty.fork()
     if process == 0:
         os.execve(TFM, [str(TFM), *map(str, arguments)], environment({"TERM": "xterm", **(env or {})}))
-    shown = b""
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            shown += piece
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(terminal)
+    shown = read_all(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown
 
 
@@ -251,6 +257,44 @@ def test_output_that_does_not_block(endless_parrot: Path) -> None:
         assert process.wait(TIMEOUT_S) == 0
     os.close(reader)
     assert got == b"abcdefghij" * 1000
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+WORK = """
+import sys, time
+from tfm.cli.output import Notes
+with Notes(quiet="quiet" in sys.argv) as notes:
+    notes.progress("short work", 0, 9)
+    notes.progress("short work", 9, 9)
+    for part in range(2):
+        notes.progress("long work", 0, 1)
+        time.sleep(0.8)
+        notes.note("by the way")
+        notes.progress("long work", 1, 1)
+"""
+
+
+def test_progress_in_a_file() -> None:
+    """Bars were written into logs; work of a moment was told of, or the same work twice."""
+    done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, check=True)
+    assert done.stdout == b""
+    assert done.stderr == b"tfm: long work ...\ntfm: by the way\ntfm: by the way\n"
+    assert subprocess.run([sys.executable, "-c", WORK, "quiet"], capture_output=True, check=True).stderr == b""
+
+
+def test_progress_on_a_terminal() -> None:
+    """The bar stayed on the screen after the work, or the cursor hidden."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(sys.executable, [sys.executable, "-c", WORK], environment({"TERM": "xterm", "COLUMNS": "80"}))
+    shown = read_all(terminal).decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert "long work" in shown
+    assert "short work" not in shown
+    assert shown.count("tfm: by the way\r\n") == 2
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is shown again
+    assert "\x1b[2K" in shown[shown.rindex("long work") :]  # and the line of the bar cleared
 
 
 # ------------------------------------------------------------------------------------------------ Ctrl-C
@@ -351,12 +395,7 @@ def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
         os.execve(TFM, arguments, environment({"TERM": "xterm"}))
     shown = os.read(terminal, 1)
     os.write(terminal, b"\x03")
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            shown += piece
-    except OSError:
-        pass
-    os.close(terminal)
+    shown += read_all(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
     assert shown.endswith(b"\r\n\x1b[?25h")
     assert b"Traceback" not in shown

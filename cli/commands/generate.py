@@ -25,7 +25,7 @@ from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tfm.engine.generate import Token
 
@@ -108,6 +108,7 @@ def command(
             params = sampling.params(loaded)
             ids = prompt.encode(loaded.tokenizer, text)
             tokens = loaded.generate(ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0)
+            tokens = _told_while_waiting(tokens, notes, len(ids))
             answer = Answer(begun_s, loaded_s, len(ids))
             if shape.as_json:
                 for _ in answer.follow(tokens):
@@ -121,6 +122,16 @@ def command(
             if shape.verbose:
                 for line in answer.report(loaded):
                     say(f"tfm: {line}")
+
+
+def _told_while_waiting(tokens: "Iterator[Token]", notes: Notes, prompt_tokens: int) -> "Iterator[Token]":
+    """tokens, with a sign of life on a terminal until the first one is there."""
+    label = f"reading the prompt, {prompt_tokens} tokens"
+    if notes.is_terminal:
+        notes.progress(label, 0, 1)
+    for token in tokens:
+        notes.progress(label, 1, 1)
+        yield token
 
 
 def _write_text(output: Output, tokens: "Iterable[Token]", shape: AnswerOptions) -> None:

@@ -1,0 +1,122 @@
+"""What the documents and the help show is run as it stands there, and what they point at exists."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from cli_process import run, shell
+
+from tfm.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SET_UP = ("pip install", "python benchmarks/", "bash .ci/run")
+NOTES = "The bridge is closed until May.\nThe bus stops at the mill instead.\nTickets stay the same.\n"
+COMMANDS = {name: app.get_command(click.Context(app), name) for name in app.list_commands(click.Context(app))}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(document's name, contents) of all blocks of code in a language."""
+    return [
+        (path.name, content)
+        for path in DOCUMENTS
+        for found, content in BLOCK.findall(path.read_text(encoding="utf-8"))
+        if found == language
+    ]
+
+
+def shell_lines() -> list[str]:
+    """The shell commands of the documents that can be tried at no cost, each once."""
+    lines = [line for _, content in blocks("sh") for line in content.splitlines() if line.strip()]
+    return [line for line in dict.fromkeys(lines) if not line.startswith(SET_UP)]
+
+
+def help_lines() -> list[str]:
+    """The examples in the help that need neither the hub nor a program that is not there, and remove nothing."""
+    found: list[str] = []
+    for name, command in COMMANDS.items():
+        assert command is not None
+        examples = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+        found += [line.strip() for line in examples if name != "rm"]
+    return [
+        line
+        for line in found
+        if "HuggingFaceTB" not in line and "./" not in line and ("jq" not in line or shutil.which("jq"))
+    ]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with the files that the examples name."""
+    (tmp_path / "notes.txt").write_text(NOTES)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", dict.fromkeys([*shell_lines(), *help_lines()]))
+def test_shell_examples(parrot: Path, default_model_folder: Path, desk: Path, line: str) -> None:
+    """An example that does not work is the first thing that a newcomer meets."""
+    done = shell(f"set -o pipefail; cd {desk}; {line}")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert done.stderr == b""
+
+
+def test_python_examples(parrot: Path, default_model_folder: Path) -> None:
+    """The Python of the documents, in a process of its own."""
+    found = blocks("python")
+    assert found
+    for _, content in found:
+        done = subprocess.run([sys.executable, "-c", content], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def test_readme_has_the_two_commands() -> None:
+    """All set-up is two commands, one to use it and one to work on it; .ci/run takes the second from here."""
+    commands = [content.strip() for name, content in blocks("sh") if name == "README.md"]
+    assert 'pip install . && tfm generate "Once upon a time"' in commands
+    assert "pip install -e '.[dev]' && pytest" in commands
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "benchmarks" / "README.md"], ids=lambda path: path.name)
+def test_links_and_names(path: Path) -> None:
+    """A file that was renamed, a heading that is gone, a path in code quotes that never was."""
+    text = path.read_text(encoding="utf-8")
+    headings = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings
+        elif "://" not in target:
+            assert (path.parent / target).exists(), target
+    for name in re.findall(r"`((?:cli|engine|kernels|tests|benchmarks|docs|\.ci)/[\w./-]*)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_options_that_are_named_exist() -> None:
+    """An option of the documents that no command has, or that was renamed."""
+    parameters = [parameter for command in COMMANDS.values() if command for parameter in command.params]
+    known = {"--help", "--version", *(option for parameter in parameters for option in parameter.opts)}
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if "tfm " in line and not line.startswith(SET_UP)]
+        named = {option for line in lines for option in re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", line)}
+        assert named <= known, path.name
+
+
+def test_readme_names_all_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"tfm {name}" in text or f"`{name}`" in text
+
+
+def test_help_fits_a_terminal() -> None:
+    """Help that is wider than 80 columns is broken where it should not be."""
+    for name in COMMANDS:
+        lines = run(name, "--help", env={"COLUMNS": "80"}).stdout.decode().splitlines()
+        assert max(map(len, lines)) <= 80 + 4, name  # an example is not broken
+
