@@ -91,8 +91,8 @@ class Team:
     def run(self) -> None:
         """Run the step; back when it is done. It is one call, so that no signal can come in between.
 
-        Where other processes keep the processors busy, helpers come late, and waiting for them can take longer than doing their
-        part. Then this thread runs some steps alone, more each time it finds the processors busy again; the result is the same.
+        Where other processes keep the processors busy, helpers come late, and waiting for them can take longer than
+        doing their part. Then this thread runs some steps alone, more each time it finds the processors busy again.
         """
         if not self._end.alive:  # closed, or the child of a fork
             self._start()

@@ -178,7 +178,7 @@ def value_row_kernel(load: Any, element_bytes: int) -> Any:
 def edge_kernel(load: Any, element_bytes: int) -> Any:
     """The same for positions that only some of a tile's queries see; `begin` is the block's first position.
 
-    A weight of 0 would not do: 0 times a NaN of a later position is NaN, and a text's logits would depend on its chunks.
+    A weight of 0 would not do: 0 times a NaN of a later position is NaN, and the logits would depend on the chunks.
     """
 
     @jit

@@ -45,7 +45,7 @@ HEADS = _record(
 # position .. position + count - 1; blocks is the address of the sequence's table of block addresses.
 SPAN = _record("first", "count", "position", "blocks")
 
-# A thread of the team, and what it alone writes. waited_ns is how long it waited at barriers; clock is room for the time.
+# A thread of the team, and what it alone writes. waited_ns is its time at barriers; clock is room for the time of day.
 THREAD = _record(
     "index", "threads", "team", "episode", "step", "work", "activations", "scratch", "waited_ns", "clock"
 )  # fmt: skip
