@@ -249,5 +249,5 @@ def text_options(name: str) -> Decorator:
             "-f", "--file", "files", multiple=True, metavar="FILE",
             help=f"Text from a file, after {name} and before stdin. Repeatable.",
         ),
-        click.option("--no-stdin", is_flag=True, help="Leave stdin alone."),
+        click.option("--no-stdin", is_flag=True, help="Leave stdin alone, as a loop over lines wants it."),
     ])  # fmt: skip
