@@ -74,7 +74,14 @@ PLAINS: dict[str, dict[str, Any]] = {
     "plain-tied-bias": {**PLAIN, "tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_tanh"},
 }
 
-FLOATS = {**LLAMAS, **GPT2S, **PLAINS}
+# More columns than a kernel sums in one piece, and panels enough for the kernels that take several at once
+WIDE: dict[str, dict[str, Any]] = {
+    "llama-wide": {**LLAMA, "vocab_size": 331, "hidden_size": 200, "intermediate_size": 290, "num_hidden_layers": 2},
+    "gpt2-wide": {**GPT2, "vocab_size": 331, "n_embd": 200, "n_inner": 290, "n_layer": 2},
+    "plain-wide": {**PLAIN, "vocab_size": 331, "hidden_size": 200, "intermediate_size": 290, "num_hidden_layers": 2},
+}
+
+FLOATS = {**LLAMAS, **GPT2S, **PLAINS, **WIDE}
 """Name -> config.json of models whose sizes suit float formats only."""
 
 # Every matrix has a multiple of 128 columns, the largest group; rows stay odd.

@@ -24,11 +24,11 @@ CHUNKS = (1, 7, 64, None)
 CONTEXT = 150  # tokens: more than two blocks of the cache
 LONG = 1100  # more than two segments of attention, and than two full passes
 
-# Architecture -> its checkpoint of odd sizes, and that of whole groups for quantised matrices
+# Architecture -> its checkpoint of odd sizes that are not too small, and that of whole groups for quantised matrices
 ARCHITECTURES = {
-    "llama": ("llama", "llama-grouped"),
-    "gpt2": ("gpt2", "gpt2-grouped"),
-    "tfm_plain": ("plain", "plain-grouped"),
+    "llama": ("llama-wide", "llama-grouped"),
+    "gpt2": ("gpt2-wide", "gpt2-grouped"),
+    "tfm_plain": ("plain-wide", "plain-grouped"),
 }
 FORMATS: dict[str, dict[str, Any]] = {
     "f32": {"dtype": "F32"},
