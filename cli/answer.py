@@ -63,10 +63,10 @@ class Answer:
         return {name: None if value is None else round(value, 4) for name, value in values.items()}
 
     def report(self, model: "Model") -> list[str]:
-        """Lines for a person. GB/s is what decoding reads: all weights, and the keys and values of the context."""
+        """Lines for a person. GB/s is what decoding reads: the matrices, and the keys and values of the context."""
         memory = model.memory()
         context = self.prompt_tokens + len(self.tokens) / 2
-        token_bytes = memory["weights_bytes"] + memory["kv_bytes_per_1000_tokens"] * context / 1000
+        token_bytes = memory["decode_bytes"] + memory["kv_bytes_per_1000_tokens"] * context / 1000
         prompt, decode = f"prompt  {self.prompt_tokens} tokens", f"decode  {len(self.tokens)} tokens"
         if self.first_s is not None and self.prompt_tok_s is not None:
             prompt += f", {self.prompt_tok_s:.1f} tok/s, first token after {self.first_s - self.loaded_s:.2f} s"

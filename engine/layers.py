@@ -54,7 +54,7 @@ class RopeTable:
 class LayerTable:
     """All that the forward pass reads: a record a layer, and those of embedding and unembedding.
 
-    `memory` is what they point into.
+    `memory` is what they point into; decode_bytes are the matrices that every new token reads.
     """
 
     layers: Record
@@ -65,6 +65,7 @@ class LayerTable:
     position_embeddings: int
     ropes: list[RopeTable]
     weights_bytes: int
+    decode_bytes: int
     memory: list[npt.NDArray[Any]] = field(repr=False)
 
 
@@ -188,6 +189,7 @@ def build(
         position_embeddings=builder.vector(weights.position_embeddings),
         ropes=list(ropes.values()),
         weights_bytes=size + sum(vector.nbytes for vector in builder.vectors),
+        decode_bytes=size - (0 if weights.lm_head is None else packed_bytes(embed_tokens)),
         memory=[memory, *builder.vectors],
     )
 

@@ -163,9 +163,10 @@ class Model:
         return generate(self, ids, max_tokens=max_tokens, sampling=sampling, stop=stop, logprobs=logprobs, chunk=chunk)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the weights, of keys and values per 1,000 tokens, and of scratch space."""
+        """Bytes of the weights, of those that every new token reads, of 1,000 tokens' keys and values, of scratch space."""
         return {
             "weights_bytes": self.table.weights_bytes,
+            "decode_bytes": self.table.decode_bytes,
             "kv_bytes_per_1000_tokens": self.pool.block_bytes * 1000 // KV_BLOCK,
             "scratch_bytes": Buffers.size(self.config, self.ctx),
         }
