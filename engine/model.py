@@ -163,7 +163,7 @@ class Model:
         return generate(self, ids, max_tokens=max_tokens, sampling=sampling, stop=stop, logprobs=logprobs, chunk=chunk)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the weights, of those that every new token reads, of 1,000 tokens' keys and values, of scratch space."""
+        """Bytes of all weights, of those that every token reads, of 1,000 tokens' keys and values, of scratch space."""
         return {
             "weights_bytes": self.table.weights_bytes,
             "decode_bytes": self.table.decode_bytes,
