@@ -144,23 +144,33 @@ class _Marks:
 
         Twins stand wherever an edge of a name may be, so that not even a template that cuts and joins can make a
         name of what people wrote. A template that looks at such letters itself would write something else for
-        it; then only the edges of whole names get twins.
+        it; then only the edges of whole names get twins. If it does even then, the text without twins will do
+        when no name in it is one too many.
         """
         plain = marked = template.render(self._messages, add_generation_prompt)
         for everywhere in (True, False):
-            messages = [self._mark(message, message["role"], everywhere) for message in self._messages]
+            messages = [self._mark_message(message, everywhere) for message in self._messages]
             if messages != self._messages:
                 marked = template.render(messages, add_generation_prompt)
             if self._twins.back(marked) == plain:
                 break
+        else:
+            if self._names.findall(plain) == self._names.findall(marked):
+                marked = plain
         return self._take_apart(marked + self._mark(self._prefill, "assistant", everywhere=True))
+
+    def _mark_message(self, message: dict[str, Any], everywhere: bool) -> dict[str, Any]:
+        """Templates compare the role with words of their own: it stays when it is a word."""
+        role = message["role"]
+        marked = {key: self._mark(value, role, everywhere) for key, value in message.items()}
+        return {**marked, "role": role} if role.isidentifier() else marked
 
     def _mark(self, value: Any, role: str, everywhere: bool) -> Any:
         if isinstance(value, list):
             return [self._mark(item, role, everywhere) for item in value]
         if isinstance(value, dict):
             return {key: self._mark(item, role, everywhere) for key, item in value.items()}
-        if not isinstance(value, str) or value == role:
+        if not isinstance(value, str):
             return value
         names = self._hidden if role == "assistant" else self._names
         if not everywhere:

@@ -36,6 +36,7 @@ CHARACTERS = 1 << 26  # made in one rendering, besides EACH_INPUT for every char
 EACH_INPUT = 8
 ITEM_CHARACTERS = 8  # what an item of a list counts beside its content
 LARGEST_BITS = 4096
+MADE, CUT = "made ", "cut "  # filters that no template can name
 WIDENING = {
     "batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "rjust", "slice", "wordwrap",
     "zfill",
@@ -117,6 +118,14 @@ class _Budget:
         self.afford(characters)
         self._left -= characters
 
+    def made(self, value: object) -> None:
+        """Count a value that an operation has made: what it takes itself, while its items may be shared.
+
+        Its whole content must be affordable, so that no later operation on it takes long.
+        """
+        self.weigh(value)
+        self.spend(_own_size(value))
+
     def weigh(self, value: object) -> int:
         weight = _weigh(value, self._left)
         self.afford(weight)
@@ -158,6 +167,12 @@ def _weigh(value: object, most: int) -> int:
     return weight
 
 
+def _own_size(value: object) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return ITEM_CHARACTERS * len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 1
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with the additions of transformers, in which every operation that makes something is counted."""
 
@@ -169,17 +184,22 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
-            finalize=self._finalize,
+            finalize=self._put_out,
             optimized=False,  # it would compute constants while compiling, uncounted
         )
-        self.filters |= {"tojson": _tojson, "join": _join}
+        self.filters |= {"tojson": _tojson, "join": _join, MADE: lambda value: value}
         self.filters = {name: self._counted(name, function) for name, function in self.filters.items()}
+        self.filters[CUT] = self._cut
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
-    def _finalize(self, value: Any) -> Any:
-        """Each value that is put out comes by here before it becomes text."""
-        self.budget.weigh(value)
+    def _put_out(self, value: Any) -> Any:
+        """Each value that is put out, to the text or into a block of it, comes by here."""
+        self.budget.spend(self.budget.weigh(value))
+        return value
+
+    def _cut(self, value: Any) -> Any:
+        self.budget.spend(_own_size(value))
         return value
 
     def _counted(self, name: str, function: F) -> F:
@@ -187,7 +207,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.budget.before(name, (*args, *kwargs.values()))
             result = function(*args, **kwargs)
-            self.budget.spend(self.budget.weigh(result))
+            self.budget.made(result)
             return result
 
         return counted  # type: ignore[return-value]
@@ -198,8 +218,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             if __obj.__name__ == "join" and isinstance(subject, str) and len(args) == 1:
                 return __self.filters["join"](__self, args[0], subject)
             __self.budget.before(__obj.__name__, (subject, *args, *kwargs.values()))
+        __self.budget.weigh((args, kwargs))  # a macro may keep them as varargs
         result = super().call(__context, __obj, *args, **kwargs)
-        __self.budget.spend(__self.budget.weigh(result))
+        __self.budget.made(result)
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -216,23 +237,42 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "+":
             self.budget.afford(self.budget.weigh(left) + self.budget.weigh(right))
         result = super().call_binop(context, operator, left, right)
-        self.budget.spend(self.budget.weigh(result))
+        self.budget.made(result)
         return result
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Joined().visit(Parser(self, source, name, filename).parse())
+        tree: nodes.Template = _Counted().visit(Parser(self, source, name, filename).parse())
         return tree
 
 
-class _Joined(NodeTransformer):
-    """`a ~ b` becomes `[a, b] | join`, which is the same and is counted."""
+class _Counted(NodeTransformer):
+    """Sends by a filter what a template makes without calling anything.
+
+    `[a, b]` becomes `[a, b] | made`, `a[1:]` becomes `a[1:] | cut`, and `a ~ b` is `[a, b] | join`.
+    """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        joined = nodes.Filter(parts, "join", [], [], None, None, lineno=node.lineno)
-        assert node.environment is not None
-        return joined.set_environment(node.environment)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno, environment=node.environment), "join")
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        return _filtered(self.generic_visit(node), MADE)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return _filtered(self.generic_visit(node), MADE)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, MADE) if node.ctx == "load" else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, CUT) if isinstance(node.arg, nodes.Slice) else node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Node:
+    assert node.environment is not None
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno).set_environment(node.environment)
 
 
 class _Generation(Extension):

@@ -1,0 +1,228 @@
+"""Chat templates: what transformers gives them, and what no template may do."""
+
+import json
+import re
+import resource
+import sys
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tfm.engine.errors import TfmError
+from tfm.engine.template import Template
+
+MESSAGES = [
+    {"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "?"}
+]  # fmt: skip
+
+
+def render(source: str, **variables: Any) -> str:
+    return Template(source, "test", seconds=1.0).render({"messages": MESSAGES, **variables})
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% if true %}\n    a\n  {% endif %}\nb\n", "    a\nb"),
+        ("{% for m in messages %}{{ m.role[0] }}{% if loop.last %}.{% endif %}{% endfor %}", "uau."),
+        ("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}", "Hé <b>"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}", "yes"),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Hé <b>"}'),
+        ("{{ {'a': [1]} | tojson(indent=2) }}", json.dumps({"a": [1]}, indent=2)),
+        ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
+        ("{% generation %}{{ messages[1].content }}{% endgeneration %}!", "yes!"),
+        ("{{ 'a' ~ 1 ~ none ~ missing ~ [2] }}", "a1None[2]"),
+        ("{{ messages | map(attribute='content') | join('|') }}", "Hé <b>|yes|?"),
+        ("{{ messages | join('|', attribute='role') }}", "user|assistant|user"),
+        ("{{ ', '.join(['a', 'b']) }}{{ 'ab' * 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ 3 * 1.5 }}", "a, babab102434.5"),
+        ("{{ '%s-%03d' % ('a', 7) }}{{ '{}-{:>4}'.format('b', 8) }}{{ '%s' | format('c') }}", "a-007b-   8c"),
+        ("{{ [1, 2] + [3] }}{{ 'abc'[::-1] }}{{ messages[1:] | length }}", "[1, 2, 3]cba2"),
+        ("{{ '  x '.strip() }}{{ 'a,b'.split(',')[1] }}{{ 'aXa'.replace('X', '--') }}", "xba--a"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') }}{{ f(f('b')) }}", "<a><<b>>"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x | upper }}", "A1"),
+        ("{{ 'yes' if messages[0].calls is defined }}{{ missing is none }}{{ tools is none }}", "FalseTrue"),
+        ("{{ messages[0].get('name', 'nobody') }}", "nobody"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "2"),
+        ("{{ range(3) | list }}{{ dict(a=1).items() | list }}{{ 'x' is in ['x'] }}", "[0, 1, 2][('a', 1)]True"),
+        ("{{ 'line\nline' | indent(2) }}{{ 'ab' | center(4) }}", "line\n  line ab "),
+    ],
+)  # fmt: skip
+def test_as_in_transformers(source: str, text: str) -> None:
+    """Templates of published models use all of these; another setting of Jinja writes other spaces and lines."""
+    assert render(source, tools=None) == text
+
+
+def test_date_of_today() -> None:
+    """Some models are told the date."""
+    before, text, after = datetime.now(), render("{{ strftime_now('%d %b %Y') }}"), datetime.now()
+    assert text in {moment.strftime("%d %b %Y") for moment in (before, after)}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ raise_exception('two\nlines') }}", "two lines"),
+        ("{{ messages[9].content }}", "list object has no element 9"),
+        ("{{ messages.content + 'x' }}", "has no attribute 'content'"),
+        ("{{ 1 + 'x' }}", "unsupported operand"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages | tojson('x', 1, 2, 3, 4, 5) }}", "arguments"),
+        ("{{ unknown() }}", "'unknown' is undefined"),
+        ("{% include 'x' %}", "no loader"),
+        ("{{ [][0].x }}", "no element 0"),
+        ("{{ {'a': missing} | tojson }}", "not JSON serializable"),
+    ],
+)  # fmt: skip
+def test_failure_is_one_line(source: str, found: str) -> None:
+    """A template that fails, or refuses the conversation, is an error with the template's name and no traceback."""
+    with pytest.raises(TfmError, match=re.escape(found)) as caught:
+        render(source)
+    assert str(caught.value).startswith("test: chat template: found ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 'a }}", "{% endfor %}", "{% nonsense %}", "{{ x | nonsense }}"])
+def test_template_that_is_not_jinja(source: str) -> None:
+    """The line of the mistake is told."""
+    with pytest.raises(TfmError, match=r"test: chat template: found .*\(line 2\)"):
+        Template("\n" + source, "test")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''['__class__'] }}{{ ''['__class__']['__base__'] }}",
+        "{{ (messages | attr('__class__')).__init__ }}",
+        "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__['os'] }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ self.__init__.__globals__ }}{{ self._TemplateReference__context.environment }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+        "{{ ('{0.__cl' ~ 'ass__}').format(raise_exception) }}",
+        "{{ messages | map(attribute='__class__') | map(attribute='__mro__') | list }}",
+        "{{ joiner.__call__.__func__.__code__ }}",
+        "{% set messages[0].role = 'x' %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ messages.clear() }}",
+        "{% for m in messages %}{{ m.pop('role') }}{% endfor %}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ lipsum(n=2) }}",
+        "{% macro f() %}{% endmacro %}{{ f._func.__globals__ }}",
+    ],
+)
+def test_no_way_out_of_the_sandbox(source: str) -> None:
+    """A template is a stranger's program: it may neither reach Python's internals nor change the conversation."""
+    before = json.dumps(MESSAGES)
+    try:
+        text = render(source)
+    except TfmError:
+        text = ""
+    assert not re.search(r"class|function|module|code|object at|globals|environment", text.lower())
+    assert json.dumps(MESSAGES) == before
+
+
+def doubling(start: str, step: str) -> str:
+    """A template that takes a step of doubling 60 times."""
+    return f"{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+
+
+FOR_EVER = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "recursive macro": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "filters": "{% for a in range(99999) %}{{ range(99999) | map('string') | list | sort | length }}{% endfor %}",
+    "generators": "{% for a in range(99999) %}{% if range(99999) | select('gt', 5) | map('upper') | list %}{% endif %}"
+    "{% endfor %}",
+}  # fmt: skip
+TOO_MUCH = {
+    "repeated text": "{{ 'a' * 10000000000 }}",
+    "repeated list": "{{ [1] * 10000000000 }}",
+    "number before text": "{{ 10000000000 * 'a' }}",
+    "power": "{{ 10 ** 10000000 }}",
+    "tower of powers": doubling("9", "ns.x * ns.x"),
+    "doubling": doubling("'ab'", "ns.x + ns.x"),
+    "doubling by ~": doubling("'ab'", "ns.x ~ ns.x"),
+    "doubling by replace": doubling("'aa'", "ns.x.replace('a', 'aa')"),
+    "doubling by the filter": doubling("'aa'", "ns.x | replace('a', 'aa')"),
+    "doubling by join": doubling("'aa'", "ns.x.join([ns.x, ns.x])"),
+    "doubling by set": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "lists of lists": doubling("['ab']", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "lists of lists as JSON": doubling("['ab']", "[ns.x, ns.x]") + "{{ ns.x | tojson | length }}",
+    "lists of lists as text": doubling("['ab']", "[ns.x, ns.x]") + "{{ ns.x | string | length }}",
+    "lists of lists compared": doubling("[1]", "[ns.x, ns.x]") + doubling("[1]", "[no.x, no.x]").replace("ns", "no")
+    + "{{ ns.x == no.x }}",
+    "dicts of dicts": doubling("'ab'", "{'a': ns.x, 'b': ns.x}"),
+    "tuples of tuples": doubling("'ab'", "(ns.x, ns.x)"),
+    "tuples of arguments": "{% set ns = namespace(x='ab') %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ f(ns.x, ns.x) }}{% endfor %}",
+    "slices kept": "{% macro f(n, x) %}{{ f(n + 1, x[:]) }}{% endmacro %}{{ f(0, [1] * 4000000) }}",
+    "width by the filter": "{{ 'a' | center(10000000000) }}",
+    "width by the method": "{{ 'a'.ljust(10000000000) }}{{ 'a'.zfill(10000000000) }}",
+    "width of a format": "{{ '{:>10000000000}'.format('a') }}",
+    "width in a field": "{{ '{:>{}}'.format('a', 10000000000) }}",
+    "width of a percent format": "{{ '%10000000000s' % 'a' }}",
+    "width by a star": "{{ '%*s' % (10000000000, 'a') }}{{ '%*s' | format(10000000000, 'a') }}",
+    "width of tabs": "{{ '\t'.expandtabs(10000000000) }}",
+    "width of an indent": "{{ 'a\na' | indent(10000000000) }}",
+    "indent of JSON": "{{ [[[1]]] | tojson(indent=10000000000) }}",
+    "batches": "{{ [1] | batch(10000000000, 'x') | list }}",
+    "slices": "{{ [1] | slice(10000000000) | list }}",
+    "wide times": "{{ strftime_now('%10000000000Y') }}{{ strftime_now('%_10000000000Y') }}",
+    "joined": "{{ ('a' * 1000000).join(range(100000) | list) }}",
+    "joined by the filter": "{{ range(100000) | join('a' * 1000000) }}",
+    "output": "{% for i in range(99999) %}{% for j in range(9999) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' * 1000 }}"
+    "{% endfor %}{% endfor %}",
+    "output of a literal": "{% for i in range(99999) %}" + "a" * 10000 + "{% endfor %}",
+    "a long range": "{{ range(10000000000) | list }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", [*FOR_EVER.values(), *TOO_MUCH.values()], ids=[*FOR_EVER, *TOO_MUCH])
+def test_refused_in_bounded_time_and_memory(source: str) -> None:
+    """A template that never ends, or that makes gigabytes of nothing, took the machine with it."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    with pytest.raises(TfmError, match="test: chat template: found"):
+        render(source)
+    assert time.perf_counter() - begin < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < (1 << 20)  # KiB
+
+
+def test_constants_are_not_computed_while_compiling() -> None:
+    """Jinja computes constant expressions when it reads a template, before anything is counted."""
+    begin = time.perf_counter()
+    Template("{{ 'a' * 10 ** 11 }}{{ 9 ** 9 ** 9 }}{{ 'a' | center(10 ** 11) }}{{ [1] * 10 ** 11 }}", "test")
+    assert time.perf_counter() - begin < 2
+
+
+def test_long_conversations_are_not_refused() -> None:
+    """What bounds the work must leave room for a long text and for many messages."""
+    source = "{% for m in messages %}{{ '<' + m.role + '>' + m.content | trim + '</' ~ m.role ~ '>\n' }}{% endfor %}"
+    long = [{"role": "user", "content": " " + "é" * 10_000_000}]
+    assert len(Template(source, "test").render({"messages": long})) > 10_000_000
+    many = [{"role": "user", "content": "x" * 100}] * 3000
+    assert Template(source, "test").render({"messages": many}).count("\n") == 3000
+
+
+def test_tracing_is_put_back() -> None:
+    """The clock looks in by sys.settrace, which a debugger uses as well."""
+
+    def trace(frame: object, event: str, argument: object) -> None:
+        return None
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        render("x")
+        with pytest.raises(TfmError):
+            render("{{ raise_exception('x') }}")
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(previous)
