@@ -165,7 +165,7 @@ class ModelOptions:
 
 model_options = group("model", ModelOptions, [
     model_option,
-    click.option("--threads", type=click.IntRange(min=1), help="Processors to use; default: all there are."),
+    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Processors to use; default: all."),
     click.option(
         "--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True,
         help="How the context is kept in memory: exact, half the memory, or a quarter.",
@@ -174,7 +174,7 @@ model_options = group("model", ModelOptions, [
         "--ctx", type=click.IntRange(min=1), metavar="N",
         help="Most tokens of prompt and answer; default: the model's own.",
     ),
-    click.option("--max-ram", type=SizeType(), help="Most memory to use, such as 512M or 2G."),
+    click.option("--max-ram", type=SizeType(), help="Most memory for weights, context and scratch, such as 2G."),
 ])  # fmt: skip
 
 
@@ -206,15 +206,20 @@ class SamplingOptions:
                 raise click.UsageError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from error
         return values
 
-    def params(self, model: "Model") -> "SamplingParams":
-        """The model's own settings with what was asked for, and a seed."""
+    def params(self, model: "Model", notes: "Notes") -> "SamplingParams":
+        """The model's own settings with what was asked for, and a seed; a note where that changes nothing."""
         from tfm.engine.sampling import SamplingParams
 
-        return SamplingParams.from_folder(model.folder, **self.given()).seeded()
+        given = self.given()
+        params = SamplingParams.from_folder(model.folder, **given).seeded()
+        idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p", "seed") if name in given]
+        if params.temperature == 0 and idle:
+            notes.note(f"{', '.join(idle)} without effect: at temperature 0 the likeliest token is taken")
+        return params
 
 
 sampling_options = group("sampling", SamplingOptions, [
-    click.option("--temperature", type=float, metavar="X", help="0: the likeliest token; 1: as the model has it."),
+    click.option("--temperature", type=float, metavar="X", help="0: the likeliest; default: the model's, else 0."),
     click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens; 0: among all."),
     click.option("--top-p", type=float, metavar="P", help="Choose among the likeliest that have P together."),
     click.option("--min-p", type=float, metavar="P", help="Leave out tokens below P times the likeliest."),

@@ -39,6 +39,8 @@ class StopFinder:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        if isinstance(stops, str):
+            raise TfmError("stop", repr(stops), "a list of texts")
         if "" in stops:
             raise TfmError("stop", "an empty text", "at least one character")
         self._stops = tuple(dict.fromkeys(stops))
@@ -97,8 +99,7 @@ def generate(
             raise TfmError("prompt", "no tokens", "at least one: this model has no BOS token to start from")
         prompt = [model.tokenizer.bos_id]
     if len(prompt) > model.ctx:
-        do = "shorten the prompt or raise --ctx"
-        raise TfmError("prompt", f"{len(prompt)} tokens", f"at most {model.ctx}, the context", do)
+        raise model.too_long(len(prompt))
     finder = StopFinder(stop)
     most = min(max_tokens, model.ctx - len(prompt) + 1)
     return _tokens(model, prompt, most, params, finder, _ending_ids(model, stop), logprobs, chunk)

@@ -54,6 +54,8 @@ def load(
         reading = beside.submit(Tokenizer.load, folder)
         weights = load_weights(Checkpoint(folder), config)
         cache_bytes = _refuse_too_large(config, weights, kv_type, ctx, max_ram)
+        if cache_bytes is not None:
+            ctx = _context_within(cache_bytes, config, kv_type, ctx)
         model = Model(
             str(ref or DEFAULT_MODEL), folder, config, weights,
             min(threads or most, most), kv_type, ctx, cache_bytes, progress,
@@ -71,6 +73,17 @@ def _context(config: "ModelConfig", ctx: int | None) -> int:
     if not 1 <= ctx <= own:
         raise TfmError("context", ctx, f"1 to {own}, the model's own (max_position_embeddings in config.json)")
     return ctx
+
+
+def _context_within(cache_bytes: int, config: "ModelConfig", kv_type: str, ctx: int) -> int:
+    """The positions for which there is room, with a warning where they are fewer than ctx."""
+    from tfm.engine.layers import cache_block_bytes
+    from tfm.kernels.records import KV_BLOCK, KV_TYPES
+
+    room = cache_bytes // cache_block_bytes(config, KV_TYPES[kv_type]) * KV_BLOCK
+    if room < ctx:
+        warnings.warn(f"--max-ram leaves room for {room} of {ctx} tokens of context", stacklevel=3)
+    return min(ctx, room)
 
 
 def _refuse_too_large(

@@ -89,12 +89,13 @@ class Model:
         ("last"), or of every new token. A row's logits depend on its own sequence only, bit for bit. Raises TfmError
         where a sequence would outgrow the context or memory ends; tokens before that have been appended.
         """
+        work = [(sequence, _whole_numbers(ids)) for sequence, ids in work]
         lengths: Counter[Sequence] = Counter()
         for sequence, ids in work:
             lengths[sequence] += len(ids)
             length = sequence.length + lengths[sequence]
             if length > self.ctx:
-                raise TfmError("context", f"{length} tokens", f"at most {self.ctx}", "shorten the text or raise --ctx")
+                raise self.too_long(length)
             if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
                 wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
                 raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
@@ -146,6 +147,8 @@ class Model:
 
         chunk splits the prompt into passes of so many tokens, with the same result.
         """
+        if len(ids) > self.ctx:
+            raise self.too_long(len(ids))
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
         size = chunk or MAX_ROWS
         with self.sequence() as sequence:
@@ -162,6 +165,12 @@ class Model:
 
         return generate(self, ids, max_tokens=max_tokens, sampling=sampling, stop=stop, logprobs=logprobs, chunk=chunk)
 
+    def too_long(self, tokens: int) -> TfmError:
+        """The error of a text of so many tokens, which do not fit the context."""
+        own = self.config.max_position_embeddings
+        more = f", or raise --ctx and --max-ram (the model's own context is {own})" if self.ctx < own else ""
+        return TfmError("prompt", f"{tokens} tokens", f"at most {self.ctx}, the context", f"shorten it{more}")
+
     def memory(self) -> dict[str, int]:
         """Bytes of all weights, of those that every token reads, of 1,000 tokens' keys and values, of scratch space."""
         return {
@@ -172,7 +181,18 @@ class Model:
         }
 
     def close(self) -> None:
+        """End the helper threads. A later step starts new ones."""
         self._team.close()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.config.model_type}, {self.threads} threads, {self.kv_type}, ctx {self.ctx}>"
+
+
+def _whole_numbers(ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
+    """ids as Python's own numbers; TfmError for what is no token id."""
+    if isinstance(ids, str) or any(not isinstance(id_, int | np.integer) for id_ in ids):
+        raise TfmError("token ids", repr(ids)[:60], "whole numbers", "text is made into ids by model.tokenizer.encode")
+    return [int(id_) for id_ in ids]
 
 
 def _parts(work: Work, most: int) -> "Iterator[list[tuple[Sequence, Items[int], bool]]]":

@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from parrot import write_parrot
 from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
+
+# Under nohup and in the background of a script, SIGINT is ignored, and processes started here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -160,8 +160,8 @@ def test_stdout_has_the_answer_and_nothing_else(chatty_parrot: Path) -> None:
     assert run("generate", "-m", chatty_parrot, "hello").stderr == b""
 
 
-def test_answer_comes_as_it_is_made_in_whole_characters(chatty_parrot: Path) -> None:
-    """The answer was held back until the end, or a character of four tokens was written byte by byte."""
+def test_characters_are_written_whole(chatty_parrot: Path) -> None:
+    """A character of four tokens was written byte by byte."""
     command = [TFM, "generate", "--no-stdin", "-m", chatty_parrot, "hello"]
     with subprocess.Popen(command, stdout=-1, env=environment()) as process:
         assert process.stdout is not None
@@ -169,6 +169,17 @@ def test_answer_comes_as_it_is_made_in_whole_characters(chatty_parrot: Path) -> 
         while piece := os.read(process.stdout.fileno(), 99):
             pieces.append(piece.decode())
     assert "".join(pieces) == ANSWER
+
+
+def test_answer_comes_as_it_is_made(endless_parrot: Path) -> None:
+    """The answer was held back until the end: of 20,000 tokens some must come before the last."""
+    command = [TFM, "generate", "--raw", "--no-stdin", "-n", "20000", "-m", endless_parrot, "\n"]
+    with subprocess.Popen(command, stdout=-1, env=environment()) as process:
+        assert process.stdout is not None
+        pieces = []
+        while piece := os.read(process.stdout.fileno(), 1_000_000):
+            pieces.append(piece)
+    assert b"".join(pieces) == b"abcdefghij" * 2000
     assert len(pieces) > 1
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import checkpoints
 import numpy as np
@@ -44,7 +45,7 @@ def test_work_of_no_tokens(model: Model) -> None:
 def test_a_text_that_outgrows_the_context_changes_nothing(model: Model) -> None:
     """Guards against a step that is refused in the middle: some sequences longer, others not."""
     with model.sequence() as first, model.sequence() as second:
-        with pytest.raises(TfmError, match="context: found 65 tokens; allowed: at most 64"):
+        with pytest.raises(TfmError, match="prompt: found 65 tokens; allowed: at most 64, the context"):
             model.step([(first, IDS), (second, [1] * 60), (second, [1] * 5)])
         assert (first.length, second.length) == (0, 0)
         assert len(model.step([(second, [1] * 64)])) == 1
@@ -94,3 +95,28 @@ def busy_processors() -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
+
+
+def test_max_ram_shortens_the_context_with_a_word(tmp_path: Path) -> None:
+    """Guards against an answer that breaks off in the middle because keys and values no longer fit."""
+    folder = checkpoints.write_checkpoint(tmp_path, {**checkpoints.LLAMA, "max_position_embeddings": 4096})
+    whole = load(folder, threads=1)
+    needed = whole.memory()
+    block = whole.pool.block_bytes
+    whole.close()
+    with pytest.warns(UserWarning, match=r"--max-ram leaves room for 128 of 4096 tokens"):
+        model = load(folder, threads=1, max_ram=needed["weights_bytes"] + needed["scratch_bytes"] + 2 * block)
+    assert model.ctx == 128
+    tokens = list(model.generate([1] * 120, max_tokens=50))
+    assert tokens[-1].finish_reason == "length"
+    with pytest.raises(TfmError, match="prompt: found 129 tokens; allowed: at most 128, the context; .*--max-ram"):
+        model.logits([1] * 129)
+    model.close()
+
+
+def test_ids_as_numpy_gives_them_and_no_others(model: Model) -> None:
+    """Guards against ids that are an array being an error, and against a text or fractions being taken for ids."""
+    assert np.array_equal(model.logits(np.array(IDS)), model.logits(IDS))
+    for wrong in ("hello", [1.5], [None]):
+        with pytest.raises(TfmError, match="token ids"):
+            model.logits(wrong)

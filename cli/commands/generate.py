@@ -105,7 +105,7 @@ def command(
             raise click.UsageError(NO_PROMPT)
         with closing(model.load(notes)) as loaded:
             loaded_s = time.perf_counter()
-            params = sampling.params(loaded)
+            params = sampling.params(loaded, notes)
             ids = prompt.encode(loaded.tokenizer, text)
             tokens = loaded.generate(ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0)
             tokens = _told_while_waiting(tokens, notes, len(ids))
