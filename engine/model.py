@@ -185,7 +185,8 @@ class Model:
         self._team.close()
 
     def __repr__(self) -> str:
-        return f"<Model {self.name}: {self.config.model_type}, {self.threads} threads, {self.kv_type}, ctx {self.ctx}>"
+        how = f"{self.threads} threads, {self.kv_type} keys and values, {self.ctx} positions"
+        return f"<Model {self.name}: {self.config.model_type}, {how}>"
 
 
 def _whole_numbers(ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
