@@ -109,7 +109,7 @@ def test_max_ram_shortens_the_context_with_a_word(tmp_path: Path) -> None:
     assert model.ctx == 128
     tokens = list(model.generate([1] * 120, max_tokens=50))
     assert tokens[-1].finish_reason == "length"
-    with pytest.raises(TfmError, match="prompt: found 129 tokens; allowed: at most 128, the context; .*--max-ram"):
+    with pytest.raises(TfmError, match=r"prompt: found 129 tokens; allowed: at most 128, the context; .*--max-ram"):
         model.logits([1] * 129)
     model.close()
 
