@@ -55,7 +55,7 @@ def _compiled(function: Callable[..., Any], forceinline: bool) -> Any:
 
 def cache_folder() -> Path:
     """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder."""
-    return Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm"))
+    return Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm")).expanduser()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Vector types and their operations: a kernel reads `acc = fma(a, b, acc)`. The only file that imports llvmlite.
+"""Vector types and their operations: a kernel reads `acc = fma(a, b, acc)`. The only file that builds LLVM code.
 
 A vector has 16 lanes of 32 bits (or 64 of 8), which is one AVX-512 register, two AVX2 registers or four NEON registers:
 LLVM splits it. A lane is always one output of a kernel, so that no kernel ever sums across lanes of a long dot product
