@@ -20,6 +20,7 @@ from tfm.kernels.simd import TILE, record_at
 from tfm.kernels.weight import Weight, affine_kinds, random_weight
 
 FORMATS = (q4, q8, f32, bf16, f16)
+FEW_SUMS = 500
 ROW_BLOCK = 48  # rows; times 1536 columns of int8 it is 144 KB
 
 matrix_at = record_at(MATRIX)
@@ -166,7 +167,13 @@ def _work(inputs: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _rounding(inputs: Mapping[str, Any]) -> float:
-    """Twice the machine epsilon of the largest sum of sizes (signs left out) in one chain of additions."""
+    """Of few sums: twice the machine epsilon of the largest sum of sizes (signs left out) in one chain of additions.
+
+    The largest error of a few sums is chance: in seven draws of 2,115 cases 90 to 107 exceeded twice NumPy's, none of
+    them with more than 429 sums. With many sums there is no excuse.
+    """
+    if len(inputs["x_MK"]) * len(inputs["weight"].values) > FEW_SUMS:
+        return 0.0
     x_MK, weight = np.abs(inputs["x_MK"]), inputs["weight"]
     sizes_NK, chain = weight.magnitudes(), dense.SUM_COLUMNS
     parts = [x_MK[:, k : k + chain] @ sizes_NK[:, k : k + chain].T for k in range(0, weight.columns, chain)]
