@@ -44,6 +44,7 @@ class BlockPool:
         return block.ctypes.data
 
     def give(self, address: int) -> None:
+        """Take back a block that `take` gave."""
         self._free.append(address)
 
 
@@ -71,6 +72,7 @@ class Sequence:
             self._pool.give(self._blocks.pop())
 
     def close(self) -> None:
+        """Give all blocks back; the sequence is empty afterwards, and may be used again."""
         self.truncate(0)
 
     def __enter__(self) -> Self:

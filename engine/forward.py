@@ -40,11 +40,17 @@ step_at, layer_at, thread_at = record_at(STEP), record_at(LAYER), record_at(THRE
 
 @jit
 def is_quantized(matrix: Record) -> bool:
+    """Whether the matrix reads activations of int8."""
     return matrix.format >= Q8  # type: ignore[no-any-return]
 
 
 @jit
 def forward(step: Record, me: Record) -> None:
+    """One step: every thread of the team calls it with the same step (STEP) and its own record (THREAD).
+
+    Keys and values of the T rows are appended to their sequences' cache blocks, and the logits of the rows that were
+    asked for are written to step.logits, float32 [num_logit_rows, V padded to 16].
+    """
     embed(step, me)
     for i in range(step.num_layers):
         layer = layer_at(step.layers + i * LAYER_BYTES)

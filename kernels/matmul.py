@@ -86,11 +86,13 @@ pack_panel = by_format({module.CODE: module.pack for module in FORMATS})
 
 @jit
 def multiply_part(matrix, acts, begin, end, first, last, out, stride, add):
+    """`multiply` for the addresses of its records."""
     multiply(matrix_at(matrix), activations_at(acts), begin, end, first, last, out, stride, add != 0)
 
 
 @jit
 def pack_panels(matrix, first, last, rows, source, row_stride, column_stride, scales, biases):
+    """Panels first .. last - 1 of the matrix whose record is at `matrix`; see the formats' packers."""
     for p in range(first, last):
         pack_panel(matrix_at(matrix), p, rows, source, row_stride, column_stride, scales, biases)
 

@@ -57,6 +57,7 @@ def normalize(kind, x, size, eps, weight, bias, out):
 
 @jit
 def normalize_rows(kind, x, rows, size, stride, eps, weight, bias, out):
+    """`normalize` for `rows` rows, `stride` bytes apart in x and in out."""
     for t in range(rows):
         normalize(kind, x + t * stride, size, eps, weight, bias, out + t * stride)
 

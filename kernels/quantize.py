@@ -57,6 +57,7 @@ def quantize_row(x, columns, quantized, groups):
 
 @jit
 def quantize_rows(x, rows, columns, quantized, groups):
+    """`quantize_row` for `rows` rows that lie one behind the other."""
     for t in range(rows):
         quantize_row(x + 4 * t * columns, columns, quantized + t * columns, groups + t * columns // 2)
 
@@ -75,6 +76,7 @@ def quantize(x_TK: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.N
 
 
 def quantized_values(x_TK: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """float32 [T, K]: the values that the int8 of x_TK stand for."""
     quantized, groups = quantize(x_TK)
     return quantized * np.repeat(groups[:, :, 0], GROUP, axis=1)
 

@@ -59,6 +59,7 @@ def softmax_row(x, size, out):
 
 @jit
 def softmax_rows(x, rows, size, stride, out):
+    """`softmax_row` for `rows` rows, `stride` bytes apart in x and in out."""
     for t in range(rows):
         softmax_row(x + t * stride, size, out + t * stride)
 

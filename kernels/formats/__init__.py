@@ -12,7 +12,18 @@ A format module has
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.kernels.jit import jit
+from tfm.kernels.jit import inline, jit
+from tfm.kernels.simd import add_rows, add_vector, load_f32, store_rows
+
+
+@inline
+def finish(acc, bias, out, out_stride, add):
+    """The end of a micro-kernel: bias (0: none) to every row of the tile, what stands in out where `add`; store."""
+    if bias != 0:
+        acc = add_vector(acc, load_f32(bias))
+    if add:
+        acc = add_rows(acc, out, out_stride)
+    store_rows(acc, out, out_stride)
 
 
 def by_format(functions: Mapping[int, Any]) -> Any:

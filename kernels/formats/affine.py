@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tfm.kernels.formats import finish
 from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import GROUP, LANES, SCALE_TYPES
 from tfm.kernels.simd import (
-    add_rows,
-    add_vector,
     f32x16,
     fma_dots,
     load_bf16,
@@ -35,7 +34,6 @@ from tfm.kernels.simd import (
     poke_f32,
     poke_u16,
     poke_u32,
-    store_rows,
     tile_of,
 )
 
@@ -89,11 +87,7 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
                 dots = dots_of_group(panel, x8, x8_stride, groups, groups_stride)
                 acc = fma_dots(acc, dots, scale, offset, groups, groups_stride)
                 panel, x8, groups = panel + group_bytes, x8 + GROUP, groups + 16
-        if bias != 0:
-            acc = add_vector(acc, load_f32(bias))
-        if add:
-            acc = add_rows(acc, out, out_stride)
-        store_rows(acc, out, out_stride)
+        finish(acc, bias, out, out_stride, add)
 
     return tile
 

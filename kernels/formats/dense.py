@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from tfm.kernels.formats import finish
 from tfm.kernels.jit import jit
 from tfm.kernels.records import LANES
 from tfm.kernels.simd import (
     add_rows,
     add_tile,
-    add_vector,
     f32x16,
     fma_panels,
     fma_rows,
-    load_f32,
     peek_i64,
     peek_u16,
     peek_u32,
@@ -53,11 +52,7 @@ def tile_kernel(load: Any, element_bytes: int, rows: int) -> Any:
             for k in range(begin, min(begin + SUM_COLUMNS, matrix.columns)):
                 part = fma_rows(part, load(panel + k * step), x + 4 * k, acts.stride)
             acc = add_tile(acc, part)
-        if bias != 0:
-            acc = add_vector(acc, load_f32(bias))
-        if add:
-            acc = add_rows(acc, out, out_stride)
-        store_rows(acc, out, out_stride)
+        finish(acc, bias, out, out_stride, add)
 
     return tile
 
