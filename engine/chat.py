@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import SHOWN_CHARACTERS, shown
+from tfm.engine.files import is_there, read_text_bytes
 
 if TYPE_CHECKING:
     from tfm.engine.template import Template
@@ -69,11 +70,12 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 def read_chat_template(folder: Path, config: Mapping[str, object], variables: Mapping[str, str]) -> ChatTemplate | None:
     """chat_template.jinja, else chat_template of tokenizer_config.json (config): a text, or several with names."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if is_there(path):
         try:
-            return ChatTemplate(path.read_text(encoding="utf-8"), str(path), variables)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TfmError(f"file {path}: cannot be read", error) from error
+            return ChatTemplate(read_text_bytes(path).decode(), str(path), variables)
+        except UnicodeDecodeError as error:
+            wrong = f"a byte that is not UTF-8 at {error.start}"
+            raise TfmError(f"file {path}: cannot be read", wrong, do="download the file again") from error
     where = f"{folder / 'tokenizer_config.json'}: field chat_template"
     found = config.get("chat_template")
     if found is None or isinstance(found, str):

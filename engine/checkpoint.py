@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, read_json
+from tfm.engine.files import is_there
 from tfm.engine.safetensors_file import TensorInfo, read_header
 
 SINGLE = "model.safetensors"
@@ -70,9 +71,9 @@ def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
         found = "a file" if folder.exists() else "nothing there"
         raise TfmError(f"model folder {folder}", found, "a folder with config.json and *.safetensors")
     single, index = folder / SINGLE, folder / INDEX
-    if single.exists() or single.is_symlink():
+    if is_there(single):
         return read_header(single)
-    if index.exists() or index.is_symlink():
+    if is_there(index):
         return _indexed_tensors(folder, index)
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 from tfm.engine.errors import TfmError
+from tfm.engine.files import read_text_bytes
 
 T = TypeVar("T")
 
@@ -17,13 +18,10 @@ SHOWN_CHARACTERS = 60
 def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises TfmError when the file is not there, not JSON, or not an object."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise TfmError(f"file {path}", "nothing there", do="check the folder, or download the model again") from error
-    except OSError as error:
-        raise TfmError(f"file {path}: cannot be read", error.strerror or error) from error
+        text = read_text_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TfmError(f"file {path}: not JSON", f"a byte that is not UTF-8 at {error.start}") from error
+        found = f"a byte that is not UTF-8 at {error.start}"
+        raise TfmError(f"file {path}: not JSON", found, do="download the file again or mend it") from error
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

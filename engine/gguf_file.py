@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfm.engine.errors import TfmError
+from tfm.engine.files import open_file
+from tfm.engine.gguf_header import DAMAGED, check_header
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
-
-MAGIC = b"GGUF"
-DAMAGED = "the file is truncated or damaged, fetch it again"
 
 
 class GgufFile:
@@ -22,10 +21,8 @@ class GgufFile:
 
         self.path = path
         try:
-            with path.open("rb") as file:
-                magic = file.read(4)
-            if magic != MAGIC:
-                raise TfmError(f"{path}: not a GGUF file", f"first bytes {magic!r}", f"{MAGIC!r}")
+            with open_file(path, DAMAGED) as file:
+                check_header(path, file)
             reader = GGUFReader(path)
         except OSError as error:
             raise TfmError(f"{path}: cannot be read", error.strerror or error) from error

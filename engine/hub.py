@@ -15,6 +15,7 @@ from typing import Any
 
 from tfm.engine.default_model import ensure_default_model
 from tfm.engine.errors import TfmError
+from tfm.engine.files import expanded, open_file, read_text_bytes
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, building, models_folder, remove_other_versions, write_source
@@ -48,12 +49,14 @@ def resolve(
     progress = progress or silent
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    path = Path(ref).expanduser()
-    if ref and path.is_dir():
+    path = expanded(ref)
+    there = _is_there(path)
+    if ref and there and path.is_dir():
         return path
-    if path.is_file():
+    if there and not path.is_dir():
         if path.suffix.lower() != ".gguf":
             raise TfmError(f"model {ref}", "a file", FORMS, "give the folder that holds config.json")
+        open_file(path).close()
         return _imported_gguf(path, progress)
     if str(ref) == DEFAULT_MODEL:
         return ensure_default_model(progress, offline)
@@ -62,6 +65,14 @@ def resolve(
     if match is None or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors")):
         raise TfmError(f"model {ref}", "no such folder or file", FORMS)
     return _from_hub(match["repo"], match["revision"], progress, offline, refresh)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file or folder goes by this name, which may be none that a file can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a NUL: it may be a name on the hub
+        return False
 
 
 def _imported_gguf(gguf: Path, progress: Progress) -> Path:
@@ -105,12 +116,14 @@ def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool
 def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
     """The snapshot in the hub's cache, when it is whole."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         found = snapshot_download(repo, revision=revision, allow_patterns=SMALL_FILES, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise TfmError(f"model {repo}", _first_line(error), FORMS) from error
     folder = Path(found)
     needed = ("config.json", "tokenizer.json", *_weight_files(folder))
     return folder if all((folder / name).is_file() for name in needed) else None
@@ -118,12 +131,12 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
 
 def _weight_files(folder: Path) -> list[str]:
     """The files that hold the weights: what the index names, or the single file. A broken index is the loader's."""
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return sorted({str(name) for name in index["weight_map"].values()})
-    except FileNotFoundError:
+    if not (folder / INDEX).exists():
         return [SINGLE]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    try:
+        index = json.loads(read_text_bytes(folder / INDEX))
+        return sorted({str(name) for name in index["weight_map"].values()})
+    except (TfmError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return [INDEX]
 
 
@@ -146,7 +159,7 @@ def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise TfmError(f"{what}: revision", repr(revision), "a branch, tag or commit of the repository") from error
     except errors.HFValidationError as error:
-        raise TfmError(what, error, FORMS) from error
+        raise TfmError(what, _first_line(error), FORMS) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
         remedy = "check the network and run it again, what is already there is kept"
         raise TfmError(f"{what}: download failed", _first_line(error.__cause__ or error), do=remedy) from error

@@ -8,6 +8,7 @@ Own reading rather than the library's, because its errors name neither the file 
 """
 
 import json
+import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import BinaryIO
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, shown
+from tfm.engine.files import open_file
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -44,15 +46,9 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """All tensors of a file. Raises TfmError for a file that is cut short or contradicts itself."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            text = _header_text(path, file, size)
-    except FileNotFoundError as error:
-        found = "a link to a file that is gone" if path.is_symlink() else "nothing there"
-        raise TfmError(f"file {path}", found, do="download the model again") from error
-    except OSError as error:
-        raise TfmError(f"file {path}: cannot be read", error.strerror or error) from error
+    with open_file(path, AGAIN) as file:
+        size = os.fstat(file.fileno()).st_size
+        text = _header_text(path, file, size)
     data_begin = LENGTH_BYTES + len(text)
     entries = _parse(path, text)
     entries.pop("__metadata__", None)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, read_json, shown
+from tfm.engine.files import is_there
 
 Logits = npt.NDArray[np.float32]
 
@@ -114,7 +115,7 @@ FILE_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
 def _from_file(path: Path) -> SamplingParams:
-    if not path.exists():
+    if not is_there(path):
         return SamplingParams()
     content = read_json(path)
     sample = content.get("do_sample")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
+from tfm.engine.files import expanded
 from tfm.engine.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def cache_root() -> Path:
     """The folder of everything tfm keeps; it may not exist yet."""
     from platformdirs import user_cache_dir
 
-    return Path(os.environ.get("TFM_CACHE") or user_cache_dir("tfm", appauthor=False)).expanduser()
+    return expanded(os.environ.get("TFM_CACHE") or user_cache_dir("tfm", appauthor=False))
 
 
 def models_folder() -> Path:
@@ -128,7 +129,7 @@ def remove_model(ref: str) -> int:
 
     Raises TfmError when nothing in the caches goes by that name; a folder of the user's own is never touched.
     """
-    path = Path(ref).expanduser()
+    path = expanded(ref)
     for model in list_models():
         if ref == model.ref or (model.kind == "gguf" and str(path.resolve()) == model.ref):
             if model.kind == "hub":

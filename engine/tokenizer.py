@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, read_json, shown
+from tfm.engine.files import is_there
 from tfm.engine.pieces import StreamDecoder, read_decoder
+from tfm.engine.tokenizer_file import library_faults, read_backend
 
 if TYPE_CHECKING:
     import tokenizers
@@ -52,16 +54,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """The tokenizer in folder. Raises TfmError naming the file and field that is missing or not understood."""
-        import tokenizers
-
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            do = "tfm needs the tokenizer.json that the tokenizers library writes"
-            raise TfmError(f"file {path}", "nothing there", do=do)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more precise
-            raise TfmError(f"file {path}: not a tokenizer", error, do="download the file again") from error
+        backend = read_backend(folder / "tokenizer.json")
         backend.no_truncation()  # some files keep a length that they were trained with: text would be cut in silence
         backend.no_padding()
         return cls(folder, backend)
@@ -120,8 +113,9 @@ class Tokenizer:
         before: list[int] = []
         after: list[int] = []
         if self._backend.post_processor is not None:
-            bare = self._backend.encode("a", add_special_tokens=False).ids
-            full = self._backend.encode("a").ids
+            bare = _encode(self._backend, "a")
+            with library_faults(f"file {self.folder / 'tokenizer.json'}: field post_processor"):
+                full = self._backend.encode("a").ids
             starts = (i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
             start = next(starts, 0)
             before, after = full[:start], full[start + len(bare) :]
@@ -259,7 +253,8 @@ def _encode(backend: "tokenizers.Tokenizer", text: str) -> list[int]:
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair, U+{ord(text[error.start]):04X}, at character {error.start}"
         raise TfmError("text", found, "text that UTF-8 can hold") from None
-    ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    with library_faults("tokenizer.json: the text cannot be encoded with it"):
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
     return ids
 
 
@@ -269,4 +264,4 @@ def _looks_like_control(text: str) -> bool:
 
 
 def _read_optional(path: Path) -> dict[str, object]:
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if is_there(path) else {}
