@@ -6,6 +6,7 @@ path may be that of the machine outside, of which nothing is to be seen here: th
 """
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,16 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def last_cache_bytes() -> int | None:
+    """Bytes of the largest cache of the first processor; None where nobody can know."""
+    sizes = [_read(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) * 1024 for size in sizes if size[:-1].isdigit() and size.endswith("K")), default=None)
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

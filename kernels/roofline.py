@@ -1,0 +1,78 @@
+"""What the machine can do at most: bytes read from memory a second, and multiply-adds a second in registers.
+
+Each function is the loop that one thread runs; engine/roofline.py has all threads run it together and takes the time.
+
+    read      reads `count` vectors of 64 bytes, one after the other, and adds them up
+    floats    `count` rounds of ROWS vectors of 16 float32 multiply-adds: what weights in floating point need
+    nibbles   `count` rounds of ROWS vectors of 64 integer multiply-adds, as for 4-bit weights
+    octets    the same as for 8-bit weights
+
+The multiply loops use the very operations of the micro-kernels in kernels/formats. They have as many accumulators as
+keep the multipliers busy (two a cycle, four cycles each), and take a vector of weights for each round from 4 KB in the
+nearest cache: a product of what never changes would be computed once, before the loop. `memory` is that 4 KB, `out`
+room for 12 vectors, where sums begin and end: sums that begin alike would be computed once as well.
+"""
+
+from tfm.kernels.jit import jit
+from tfm.kernels.simd import (
+    HAS_AVX512,
+    TILE,
+    add_tile,
+    byte_sums,
+    dot_bytes,
+    dot_nibbles,
+    f32x16,
+    fma_rows,
+    load_bytes,
+    load_f32,
+    load_rows,
+    nibble_sums,
+    store_rows,
+    tile_of,
+)
+
+ROWS = 12 if HAS_AVX512 else TILE
+FLOAT_MACS, INTEGER_MACS = 16 * ROWS, 64 * ROWS  # of a round
+WEIGHTS = 63 * 64  # the places of 64 vectors of weights, as a mask
+
+read_sums, float_sums = tile_of(f32x16, 8), tile_of(f32x16, ROWS)
+nibbles_start, octets_start = nibble_sums(ROWS), byte_sums(ROWS)
+
+
+@jit
+def read(memory, count, out):
+    """count is a multiple of 8."""
+    acc = read_sums()
+    for i in range(0, count, 8):
+        acc = add_tile(acc, load_rows(acc, memory + 64 * i, 64))
+    store_rows(acc, out, 64)
+
+
+@jit
+def floats(memory, count, out):
+    """The multiply-adds that were done."""
+    acc = load_rows(float_sums(), out, 64)
+    for i in range(count):
+        acc = fma_rows(acc, load_f32(memory + (64 * i & WEIGHTS)), out, 0)
+    store_rows(acc, out, 64)
+    return count * FLOAT_MACS
+
+
+@jit
+def nibbles(memory, count, out):
+    """The multiply-adds that were done."""
+    acc = nibbles_start()
+    for i in range(count):
+        acc = dot_nibbles(acc, load_bytes(memory + (64 * i & WEIGHTS)), out, 4)
+    store_rows(acc, out, 64)
+    return count * INTEGER_MACS
+
+
+@jit
+def octets(memory, count, out):
+    """The multiply-adds that were done."""
+    acc = octets_start(out, 4)
+    for i in range(count):
+        acc = dot_bytes(acc, load_bytes(memory + (64 * i & WEIGHTS)), out, 4)
+    store_rows(acc, out, 64)
+    return count * INTEGER_MACS
