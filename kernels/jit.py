@@ -201,6 +201,8 @@ def _checksum(symbol: str, code: bytes) -> str:
 def _read_object(path: Path) -> tuple[str, bytes] | None:
     """The symbol and object file kept at path; None where there is none, or it is not whole."""
     try:
+        if not path.is_file():  # a pipe or a device would be read without end
+            return None
         head, code = path.read_bytes().split(b"\n", 1)
         fields = json.loads(head)
         symbol, digest = fields["symbol"], fields["sha256"]
