@@ -88,6 +88,9 @@ def _fastest(threads: int, run: Callable[[int], object]) -> float:
         run(i)
         return begun_ns, time.perf_counter_ns()
 
+    passes_ns = []
     with ThreadPoolExecutor(threads) as pool:
-        passes = [list(zip(*pool.map(timed, range(threads)), strict=True)) for _ in range(PASSES)]
-    return min(max(ends) - min(begins) for begins, ends in passes) / 1e9
+        for _ in range(PASSES):
+            begins, ends = zip(*pool.map(timed, range(threads)), strict=True)
+            passes_ns.append(int(max(ends) - min(begins)))
+    return min(passes_ns) / 1e9

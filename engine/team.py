@@ -57,6 +57,7 @@ class Team:
     ) -> None:  # fmt: skip
         self.threads, self.lock, self._alone_when_busy = threads, threading.Lock(), alone_when_busy
         self._alone, self._patience = 0, 1
+        self.steps_alone = 0  # of all so far
         self._sizes = work, columns, scratch_bytes
         self._start()
         if hasattr(os, "register_at_fork"):
@@ -103,6 +104,7 @@ class Team:
         RUN(self._records.ctypes.data)
         if self._alone:
             self._alone -= 1
+            self.steps_alone += 1
         elif self._alone_when_busy:
             # With a fair share each, `threads` threads are faster than one unless more than 1 - 1 / threads is waiting.
             is_busy = me["waited_ns"] * self.threads > (time.perf_counter_ns() - begun_ns) * (self.threads - 1)

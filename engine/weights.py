@@ -3,8 +3,9 @@
 Shapes: D hidden, F feed-forward, P positions, V vocabulary. Every Matrix is [outputs, inputs].
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.matrix import Format, Matrix, ScaleType, to_float32
 from tfm.engine.quantized.mlx import load_affine
 
-__all__ = ["LayerWeights", "Matrix", "Vector", "Weights", "load_weights"]
+__all__ = ["LayerWeights", "Matrix", "Source", "Vector", "Weights", "gather", "load_weights", "shapes"]
 
 FLOAT_FORMATS: dict[str, Format] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 QUANTIZED_FORMATS: dict[int, Format] = {4: "q4", 8: "q8"}
@@ -61,6 +62,31 @@ class Weights:
     lm_head: Matrix | None = None
     lm_head_bias: Vector | None = None
 
+    def parameters(self) -> int:
+        """How many numbers the model is made of."""
+        return sum(part.rows * part.columns if isinstance(part, Matrix) else part.size for part in _parts(self))
+
+
+def _parts(weights: Weights) -> Iterator[Matrix | npt.NDArray[np.float32]]:
+    """All matrices, norms and biases."""
+    groups: tuple[Weights | LayerWeights, ...] = (weights, *weights.layers)
+    for group in groups:
+        values = (getattr(group, field.name) for field in fields(group))
+        yield from (value for value in values if isinstance(value, Matrix | np.ndarray))
+
+
+class Source(Protocol):
+    """Where the weights of a model come from, by the fields of Weights and LayerWeights.
+
+    index is the layer's number, None outside of the layers.
+    """
+
+    def matrix(self, field: str, index: int | None = None) -> Matrix: ...
+
+    def bias(self, field: str, index: int | None = None) -> Vector: ...
+
+    def norm(self, field: str, kind: Norm, index: int | None = None) -> tuple[Vector | None, Vector | None]: ...
+
 
 def load_weights(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
     """All weights of a model; matrices are views of the mapped files.
@@ -68,21 +94,26 @@ def load_weights(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
     Raises TfmError for a tensor that is missing, of another shape or dtype than config tells, or one too many.
     """
     loader = _Loader(checkpoint, config)
-    norm, norm_bias = loader.norm("norm", config.final_norm)
-    weights = Weights(
-        embed_tokens=loader.matrix("embed_tokens"),
-        layers=tuple(_load_layer(loader, config.layers[index], index) for index in range(config.num_hidden_layers)),
-        position_embeddings=loader.matrix("position_embeddings").dequantize() if config.position == "learned" else None,
-        norm=norm,
-        norm_bias=norm_bias,
-        lm_head=None if config.tie_word_embeddings else loader.matrix("lm_head"),
-        lm_head_bias=loader.bias("lm_head") if config.unembed_bias else None,
-    )
+    weights = gather(loader, config)
     loader.refuse_extra()
     return weights
 
 
-def _load_layer(loader: "_Loader", layer: LayerConfig, index: int) -> LayerWeights:
+def gather(source: Source, config: ModelConfig) -> Weights:
+    """All weights that a model of this config has, from source."""
+    norm, norm_bias = source.norm("norm", config.final_norm)
+    return Weights(
+        embed_tokens=source.matrix("embed_tokens"),
+        layers=tuple(_gather_layer(source, config.layers[index], index) for index in range(config.num_hidden_layers)),
+        position_embeddings=source.matrix("position_embeddings").dequantize() if config.position == "learned" else None,
+        norm=norm,
+        norm_bias=norm_bias,
+        lm_head=None if config.tie_word_embeddings else source.matrix("lm_head"),
+        lm_head_bias=source.bias("lm_head") if config.unembed_bias else None,
+    )
+
+
+def _gather_layer(source: Source, layer: LayerConfig, index: int) -> LayerWeights:
     matrices = ["q_proj", "k_proj", "v_proj", "o_proj"]
     biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if layer.attention_bias else []
     norms = ["attn_norm"]
@@ -91,11 +122,25 @@ def _load_layer(loader: "_Loader", layer: LayerConfig, index: int) -> LayerWeigh
         matrices += mlp
         biases += mlp if layer.mlp_bias else []
         norms += ["mlp_norm"]
-    found: dict[str, Any] = {field: loader.matrix(field, index) for field in matrices}
-    found |= {field.replace("_proj", "_bias"): loader.bias(field, index) for field in biases}
+    found: dict[str, Any] = {field: source.matrix(field, index) for field in matrices}
+    found |= {field.replace("_proj", "_bias"): source.bias(field, index) for field in biases}
     for field in norms:
-        found[field], found[f"{field}_bias"] = loader.norm(field, layer.norm, index)
+        found[field], found[f"{field}_bias"] = source.norm(field, layer.norm, index)
     return LayerWeights(**found)
+
+
+def shapes(config: ModelConfig, index: int | None) -> dict[str, tuple[int, int]]:
+    """[outputs, inputs] of every matrix in a layer, or of those outside of the layers."""
+    hidden = config.hidden_size
+    if index is None:
+        vocabulary, positions = (config.vocab_size, hidden), (config.max_position_embeddings, hidden)
+        return {"embed_tokens": vocabulary, "position_embeddings": positions, "lm_head": vocabulary}
+    layer = config.layers[index]
+    inner = layer.intermediate_size
+    query, key_value = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
+    found = {"q_proj": (query, hidden), "k_proj": (key_value, hidden), "v_proj": (key_value, hidden)}
+    found |= {"o_proj": (hidden, query), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    return found | ({"gate_proj": (inner, hidden)} if layer.gated else {})
 
 
 class _Loader:
@@ -113,7 +158,7 @@ class _Loader:
 
     def matrix(self, field: str, index: int | None = None) -> Matrix:
         """The matrix of a field, in the layer index or outside of the layers."""
-        module, columns = self.module(field, index), self.shapes(index)[field][1]
+        module, columns = self.module(field, index), shapes(self.config, index)[field][1]
         first, rows, total = self.rows(field, index)
         name = f"{module}.weight"
         transposed = index is not None and self.architecture.prefixes[self.prefix]
@@ -154,24 +199,11 @@ class _Loader:
 
     def rows(self, field: str, index: int | None) -> tuple[int, int, int]:
         """First row and number of rows of a field in its module, and the rows that the module has in all."""
-        shapes, modules = self.shapes(index), self.architecture.modules
-        together = [other for other in modules if modules[other] == modules[field] and other in shapes]
-        sizes = [shapes[other][0] for other in together]
+        sizes_of, modules = shapes(self.config, index), self.architecture.modules
+        together = [other for other in modules if modules[other] == modules[field] and other in sizes_of]
+        sizes = [sizes_of[other][0] for other in together]
         place = together.index(field)
         return sum(sizes[:place]), sizes[place], sum(sizes)
-
-    def shapes(self, index: int | None) -> dict[str, tuple[int, int]]:
-        """[outputs, inputs] of every matrix in a layer, or of those outside of the layers."""
-        config, hidden = self.config, self.config.hidden_size
-        if index is None:
-            vocabulary, positions = (config.vocab_size, hidden), (config.max_position_embeddings, hidden)
-            return {"embed_tokens": vocabulary, "position_embeddings": positions, "lm_head": vocabulary}
-        layer = config.layers[index]
-        inner = layer.intermediate_size
-        query, key_value = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
-        shapes = {"q_proj": (query, hidden), "k_proj": (key_value, hidden), "v_proj": (key_value, hidden)}
-        shapes |= {"o_proj": (hidden, query), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-        return shapes | ({"gate_proj": (inner, hidden)} if layer.gated else {})
 
     def refuse_extra(self) -> None:
         """Refuse tensors that no field took: the model has parts that would be left out."""
