@@ -99,7 +99,11 @@ def read_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing there"
         raise TfmError(f"model folder {folder}", found, "a folder with config.json and *.safetensors")
-    path = folder / "config.json"
+    return read_config_file(folder / "config.json")
+
+
+def read_config_file(path: Path) -> ModelConfig:
+    """The model that a file of config.json's kind describes. Raises TfmError as read_config does."""
     raw = Fields(str(path), read_json(path))
     model_type, architecture = raw.choice("model_type", {name: (name, entry) for name, entry in ARCHITECTURES.items()})
     _refuse_unsupported(raw, architecture)
