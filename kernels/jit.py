@@ -75,7 +75,7 @@ def _digest(sources: tuple[Path, ...]) -> str:
     """A name for the machine code of these sources, the kernels beside this file, and this machine."""
     digest = hashlib.sha256(_machine().encode())
     kernels = Path(__file__).parent
-    for path in sorted({*kernels.glob("*.py"), *kernels.glob("formats/*.py"), *sources}):
+    for path in sorted({*kernels.rglob("*.py"), *sources}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -90,6 +90,43 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def linked(dispatcher: Any, arguments: str) -> tuple[str, Any]:
+    """The symbol of a compiled function and Numba's library with it and all that it calls, not optimised yet.
+
+    Numba would optimise and emit every function that this one calls, each with all that it calls in turn: 35 s for the
+    forward pass. Here the parts are only typed and linked together, so that the whole is optimised and emitted once.
+    """
+    from numba import types
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    class Part(JITCodeLibrary):  # type: ignore[misc]
+        def _optimize_functions(self, ll_module: Any) -> None:
+            ll_module.data_layout = self._codegen._data_layout
+
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self) -> None:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+
+        def get_pointer_to_function(self, name: str) -> int:
+            self._ensure_finalized()
+            return 0
+
+    codegen = cpu_target.target_context.codegen()
+    with global_compiler_lock, _no_garbage_collection():
+        codegen._library_class, codegen.set_env = Part, lambda name, environment: None
+        try:
+            dispatcher.compile(tuple({"i": types.int64, "f": types.float64}[letter] for letter in arguments))
+        finally:
+            del codegen._library_class, codegen.set_env
+    (result,) = dispatcher.overloads.values()
+    return result.fndesc.llvm_func_name, result.library
 
 
 class Entry:
@@ -141,43 +178,13 @@ class Entry:
         return cache_folder() / "kernels" / digest / f"{self.module}.{self.function}.o"
 
     def _compile(self) -> tuple[str, bytes]:
-        """The symbol's name and the object file, from Numba.
-
-        Numba would optimise and emit every function that this one calls, each with all that it calls in turn: 35 s for
-        the forward pass. Here the parts are only typed and linked together, and the whole is optimised and emitted
-        once.
-        """
-        from numba import types
-        from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
-        from numba.core.compiler_lock import global_compiler_lock
+        """The symbol's name and the object file, from Numba."""
+        from numba.core.codegen import CPUCodeLibrary
         from numba.core.registry import cpu_target
 
-        class Part(JITCodeLibrary):  # type: ignore[misc]
-            def _optimize_functions(self, ll_module: Any) -> None:
-                ll_module.data_layout = self._codegen._data_layout
-
-            def _optimize_final_module(self) -> None:
-                pass
-
-            def _finalize_final_module(self) -> None:
-                self._finalize_dynamic_globals()
-                self._finalized = True
-
-            def get_pointer_to_function(self, name: str) -> int:
-                self._ensure_finalized()
-                return 0
-
-        codegen = cpu_target.target_context.codegen()
-        dispatcher = getattr(importlib.import_module(self.module), self.function)
-        with global_compiler_lock, _no_garbage_collection():
-            codegen._library_class, codegen.set_env = Part, lambda name, environment: None
-            try:
-                dispatcher.compile(tuple({"i": types.int64, "f": types.float64}[letter] for letter in self.arguments))
-            finally:
-                del codegen._library_class, codegen.set_env
-            (result,) = dispatcher.overloads.values()
-            CPUCodeLibrary._optimize_final_module(result.library)
-        return result.fndesc.llvm_func_name, codegen._tm.emit_object(result.library._final_module)
+        symbol, library = linked(getattr(importlib.import_module(self.module), self.function), self.arguments)
+        CPUCodeLibrary._optimize_final_module(library)
+        return symbol, cpu_target.target_context.codegen()._tm.emit_object(library._final_module)
 
     def _load(self, symbol: str, code: bytes) -> None:
         import llvmlite.binding as llvm

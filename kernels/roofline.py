@@ -15,7 +15,7 @@ room for 12 vectors, where sums begin and end: sums that begin alike would be co
 
 from tfm.kernels.jit import jit
 from tfm.kernels.simd import (
-    HAS_AVX512,
+    TARGET,
     TILE,
     add_tile,
     byte_sums,
@@ -31,7 +31,7 @@ from tfm.kernels.simd import (
     tile_of,
 )
 
-ROWS = 12 if HAS_AVX512 else TILE
+ROWS = 12 if TARGET.has_avx512 else TILE
 FLOAT_MACS, INTEGER_MACS = 16 * ROWS, 64 * ROWS  # of a round
 WEIGHTS = 63 * 64  # the places of 64 vectors of weights, as a mask
 

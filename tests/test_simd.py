@@ -48,7 +48,7 @@ def ulps(found: np.ndarray, exact: np.ndarray) -> float:
 def half_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to convert half precision: the target's instruction (if it has one), and integers."""
     if request.param == "generic":
-        monkeypatch.setattr(simd, "HAS_F16C", False)
+        monkeypatch.setattr("tfm.kernels.simd.memory.HAS_F16C", False)
     return request.param
 
 
@@ -157,7 +157,7 @@ def test_operators() -> None:
 
     run(body, a, b, c, out)
     once = (a.astype(np.float64) * b + c).astype(np.float32)  # the product is exact in float64
-    expected = [a + b, a - b, a * b, a / b, once if simd.HAS_FMA else a * b + c]
+    expected = [a + b, a - b, a * b, a / b, once if simd.TARGET.has_fma else a * b + c]
     expected += [np.maximum(a, b), np.minimum(a, b), np.abs(a)]
     for found, right in zip(out, expected, strict=True):
         assert same_bits(found, right)
@@ -208,7 +208,7 @@ def sweep(low: float, high: float) -> np.ndarray:
 def test_exp_over_its_range() -> None:
     """Guards the polynomial and the reduction (1.17 ulp without fused multiply-add, 0.90 with), and monotony at 0."""
     x = sweep(-87.33, 88.72)
-    assert ulps(apply(simd.exp, x), np.exp(x.astype(np.float64))) < (0.9 if simd.HAS_FMA else 1.2)
+    assert ulps(apply(simd.exp, x), np.exp(x.astype(np.float64))) < (0.9 if simd.TARGET.has_fma else 1.2)
 
 
 def test_exp_at_the_edges() -> None:
@@ -250,7 +250,7 @@ def test_tiles() -> None:
     run(body, a, b, w, v, out)
     before = (b[:, :16] + a[:, :16]) + v
     fused = (w.astype(np.float64) * a[:, 1:2] + before).astype(np.float32)
-    assert same_bits(out[:, :16], fused if simd.HAS_FMA else w * a[:, 1:2] + before)
+    assert same_bits(out[:, :16], fused if simd.TARGET.has_fma else w * a[:, 1:2] + before)
     assert np.all(out[:, 16:] == 7)
 
 
@@ -379,11 +379,11 @@ def test_machine_code_uses_only_what_the_target_has() -> None:
 
     function = numba.njit((numba.int64,) * 5, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(body)
     (assembly,) = function.inspect_asm().values()
-    if simd.IS_X86:
-        assert simd.HAS_AVX512 or "%zmm" not in assembly
-        assert simd.HAS_AVX2 or "%ymm" not in assembly
-        assert ("vpdpbusd" in assembly) == (simd.HAS_VNNI_256 or simd.HAS_VNNI_512)
-        assert ("vfmadd" in assembly) == simd.HAS_FMA
-        assert ("vcvtph2ps" in assembly) == simd.HAS_F16C
+    if simd.TARGET.is_x86:
+        assert simd.TARGET.has_avx512 or "%zmm" not in assembly
+        assert simd.TARGET.has_avx2 or "%ymm" not in assembly
+        assert ("vpdpbusd" in assembly) == (simd.TARGET.has_vnni_256 or simd.TARGET.has_vnni_512)
+        assert ("vfmadd" in assembly) == simd.TARGET.has_fma
+        assert ("vcvtph2ps" in assembly) == simd.TARGET.has_f16c
     for routine in ("fmaf", "expf", "tanhf", "roundf", "rintf", "extendhfsf2", "truncsfhf2", "gnu_h2f", "gnu_f2h"):
         assert routine not in assembly

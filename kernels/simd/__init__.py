@@ -1,0 +1,81 @@
+"""Vector types and their operations: a kernel reads `acc = fma(a, b, acc)`. The only package that builds LLVM code.
+
+A vector has 16 lanes of 32 bits (or 64 of 8), which is one AVX-512 register, two AVX2 registers or four NEON registers:
+LLVM splits it. A lane is always one output of a kernel, so that no kernel ever sums across lanes of a long dot product
+and the order of summation does not depend on the width of the machine's registers.
+
+A tile is a fixed number of vectors, one for each row of activations (or each panel of weights) that a micro-kernel
+holds in registers; its operations are unrolled when the kernel is compiled.
+
+Memory is named by plain integer addresses: the layer table and the step record hold addresses, and a kernel that walks
+packed panels counts bytes. Every address was checked in Python before.
+
+What differs between CPUs follows from TARGET (kernels/targets.py): the integer dot products, the pause instruction, and
+whether a fused multiply-add or a conversion from half precision exists. Without them the generic forms are right
+everywhere.
+
+    vectors.py   the types, and the steps that all operations are built from
+    memory.py    scalars, records and vectors in memory, half precision, atomics
+    arithmetic.py   + - * / fma exp tanh ... on a vector
+    tiles.py     the same on all vectors of a tile
+    dots.py      integer dot products of 4- and 8-bit weights, one way for each family of CPUs
+"""
+
+from tfm.kernels.simd.arithmetic import (
+    absolute,
+    exp,
+    first_lanes,
+    fma,
+    maximum,
+    minimum,
+    reduce_add,
+    reduce_max,
+    round_even,
+    splat,
+    tanh,
+)
+from tfm.kernels.simd.dots import byte_sums, dot_bytes, dot_nibbles, fma_dots, high_nibbles, low_nibbles, nibble_sums
+from tfm.kernels.simd.memory import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    half_bits,
+    load_bf16,
+    load_bytes,
+    load_f16,
+    load_f32,
+    load_i8,
+    pause,
+    peek_bf16,
+    peek_f16,
+    peek_f32,
+    peek_i32,
+    peek_i64,
+    peek_u8,
+    peek_u16,
+    peek_u32,
+    poke_f32,
+    poke_i8,
+    poke_i32,
+    poke_i64,
+    poke_u16,
+    poke_u32,
+    record_at,
+    store_f16,
+    store_f32,
+    store_first,
+    store_i8,
+)
+from tfm.kernels.simd.tiles import add_rows, add_tile, add_vector, fma_panels, fma_rows, load_rows, store_rows, tile_of
+from tfm.kernels.simd.vectors import LANES, TARGET, TILE, f32x16
+
+# fmt: off
+__all__ = [
+    "LANES", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "add_vector", "atomic_add", "atomic_load",
+    "atomic_store", "byte_sums", "dot_bytes", "dot_nibbles", "exp", "f32x16", "first_lanes", "fma", "fma_dots",
+    "fma_panels", "fma_rows", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
+    "load_i8", "load_rows", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16", "peek_f16",
+    "peek_f32", "peek_i32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_i8", "poke_i32",
+    "poke_i64", "poke_u16", "poke_u32", "record_at", "reduce_add", "reduce_max", "round_even", "splat", "store_f16",
+    "store_f32", "store_first", "store_i8", "store_rows", "tanh", "tile_of",
+]
