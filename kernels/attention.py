@@ -592,9 +592,18 @@ def attention(
     return out
 
 
-def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+def _cases_of(rng: np.random.Generator, *sizes: tuple[Any, ...]) -> list[tuple[str, Mapping[str, Any]]]:
     cases = []
-    for T, S, N, K, H, window, softcap in (
+    for T, S, N, K, H, window, softcap in sizes:
+        q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((T, N, H), (S, K, H), (S, K, H)))
+        inputs = {"q_TNH": q, "k_SKH": k, "v_SKH": v, "scale": H**-0.5, "window": window, "softcap": softcap}
+        cases.append((f"T{T} S{S} N{N} K{K} H{H} window{window} softcap{softcap:g}", inputs))
+    return cases
+
+
+def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+    return _cases_of(
+        rng,
         (1, 1, 1, 1, 1, 0, 0.0),
         (1, 64, 3, 1, 16, 0, 0.0),
         (3, 65, 4, 2, 17, 0, 0.0),
@@ -602,11 +611,11 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
         (33, 200, 2, 2, 80, 50, 0.0),
         (5, 1200, 4, 4, 32, 0, 30.0),
         (2, 1100, 8, 1, 128, 600, 5.0),
-    ):
-        q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((T, N, H), (S, K, H), (S, K, H)))
-        inputs = {"q_TNH": q, "k_SKH": k, "v_SKH": v, "scale": H**-0.5, "window": window, "softcap": softcap}
-        cases.append((f"T{T} S{S} N{N} K{K} H{H} window{window} softcap{softcap:g}", inputs))
-    return cases
+    )
+
+
+def _large(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+    return _cases_of(rng, (1, 4096, 32, 8, 64, 0, 0.0), (512, 512, 9, 3, 64, 0, 0.0))
 
 
 def _work(inputs: Mapping[str, Any]) -> tuple[int, int]:
@@ -615,4 +624,4 @@ def _work(inputs: Mapping[str, Any]) -> tuple[int, int]:
     return 8 * (q.size + k.size), 4 * pairs * q.shape[1] * q.shape[2]
 
 
-OPS = [Op("attention", attention, reference, _cases, _work)]
+OPS = [Op("attention", attention, reference, _cases, _work, large=_large)]

@@ -183,4 +183,15 @@ def _rounding(inputs: Mapping[str, Any]) -> float:
     return 2 * float(np.finfo(np.float32).eps) * float(np.max(parts) + sum(added))
 
 
-OPS = [Op("matmul", matmul, reference, _cases, _work, _rounding)]
+def _large(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+    """A layer of a model of a billion parameters, for one row and for a prompt."""
+    cases: list[tuple[str, Mapping[str, Any]]] = []
+    for format in ("q4", "q8", "bf16", "f16", "f32"):
+        weight = random_weight(rng, format, 2048, 2048)
+        for rows in (1, 512):
+            x_MK = rng.standard_normal((rows, 2048)).astype(np.float32)
+            cases.append((f"{format} {rows}x2048x2048", {"x_MK": x_MK, "weight": weight}))
+    return cases
+
+
+OPS = [Op("matmul", matmul, reference, _cases, _work, _rounding, _large)]

@@ -19,7 +19,8 @@ class Op:
 
     cases(rng) gives (label, inputs); inputs are arrays (float32, or the bits of a format) and plain numbers.
     work(inputs) gives (bytes read and written, arithmetic operations) for the benchmark. rounding(inputs) is an error
-    to be allowed at any rate, for an op whose terms cancel: NumPy may be lucky where a result is small.
+    to be allowed at any rate, for an op whose terms cancel: NumPy may be lucky where a result is small. large(rng) are
+    cases of the sizes of real models, to be timed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Op:
     cases: Callable[[np.random.Generator], list[tuple[str, Mapping[str, Any]]]]
     work: Callable[[Mapping[str, Any]], tuple[int, int]] = field(default=lambda inputs: (0, 0))
     rounding: Callable[[Mapping[str, Any]], float] = field(default=lambda inputs: 0.0)
+    large: Callable[[np.random.Generator], list[tuple[str, Mapping[str, Any]]]] = field(default=lambda rng: [])
 
 
 @dataclass(frozen=True)
