@@ -46,6 +46,9 @@ def _run(arguments: list[str]) -> int:
         output.last_words()
         return interrupt.STATUS
     except click.exceptions.Exit as end:
+        if end.exit_code == DONE and sys.stdout is None:  # help and the version: click prints them nowhere
+            say("tfm: stdout: found closed; allowed: a file, a pipe or a terminal to write the result to")
+            return FAILED
         return end.exit_code
     except click.UsageError as error:
         say(explain(error))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
+LARGEST_SIZE = 2.0**63
+SHOWN_CHARACTERS = 60
 KV_TYPES = ("f32", "f16", "q8")
 UNITS = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{unit}iB": factor for unit, factor in UNITS.items() if unit}
@@ -54,10 +56,11 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
             return value
         match = SIZE.fullmatch(value.strip())
         factors = {unit.upper(): factor for unit, factor in UNITS.items()}
-        size = int(float(match[1]) * factors[match[2].upper()]) if match else 0
-        if size == 0:
-            self.fail(f"{value!r} is not a size above 0, such as 512M or 1.5G.", param, ctx)
-        return size
+        size = float(match[1]) * factors[match[2].upper()] if match else 0.0
+        if not 1 <= size < LARGEST_SIZE:
+            shown = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}..."
+            self.fail(f"{shown!r} is not a size above 0 that a memory may have, such as 512M or 1.5G.", param, ctx)
+        return int(size)
 
 
 class BiasType(click.ParamType):  # type: ignore[type-arg]
@@ -126,11 +129,13 @@ version_option = click.option(
 
 def _not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not value:
-        raise click.UsageError("-m is empty; a variable of the shell may not be set.", ctx)
+        name = "REF" if isinstance(param, click.Argument) else "-m"
+        raise click.UsageError(f"{name} is empty; a variable of the shell may not be set.", ctx)
     return value
 
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr, only errors.")
+ref_argument = click.argument("ref", metavar="REF", callback=_not_empty)
 model_option = click.option(
     "-m", "--model", "ref", metavar="REF", envvar="TFM_MODEL", default="smollm2-135m", show_default=True,
     callback=_not_empty,

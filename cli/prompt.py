@@ -43,7 +43,11 @@ class PromptOptions:
         if self.system is not None or self.prefill is not None:
             option = "--prefill" if self.system is None else "--system"
             raise TfmError(f"{option}: this model has no chat template", do="use a model that was made for chat")
-        return tokenizer.encode(text, parse_special=not self.no_special)
+        ids = tokenizer.encode(text, parse_special=not self.no_special)
+        if text and not ids:
+            found = "a text of which this tokenizer makes no token"
+            raise TfmError("prompt", found, "a text in the letters that its vocabulary has", "use another model")
+        return ids
 
 
 prompt_options = group("prompt", PromptOptions, [

@@ -18,6 +18,8 @@ BOM = "\ufeff"
 BLANK_LINE = "\n\n"
 PIECE_BYTES = 1 << 16
 SILENT_S = 2.0
+MOST_DIGITS = 18  # all fit into 64 bits
+SHOWN_CHARACTERS = 60
 ID_SEPARATORS = re.compile(r"[\s,\[\]]+")
 
 
@@ -45,8 +47,11 @@ def decode(data: bytes, source: str) -> str:
 def _read_file(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
-    except OSError as error:
-        raise TfmError(f"file {file}: cannot be read", error.strerror) from error
+    except IsADirectoryError as error:
+        raise TfmError(f"file {file}", "a folder", "a file or a pipe", "give -f for each file in it") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        found = error.strerror if isinstance(error, OSError) else error
+        raise TfmError(f"file {file}: cannot be read", found, do="check its name and your rights") from error
 
 
 def _read_stdin(notes: "Notes") -> bytes:
@@ -80,7 +85,9 @@ def _read_piece() -> bytes:
 def parse_ids(text: str) -> list[int]:
     """Token ids, with spaces, commas or line breaks between; a JSON list is as good."""
     words = ID_SEPARATORS.split(text)
-    wrong = next((word for word in words if word and not word.isdecimal()), None)
+    wrong = next((word for word in words if word and not (word.isdecimal() and len(word) <= MOST_DIGITS)), None)
     if wrong is not None:
-        raise TfmError("token ids", repr(wrong), "whole numbers with spaces or commas between")
+        found = repr(wrong if len(wrong) <= SHOWN_CHARACTERS else f"{wrong[:SHOWN_CHARACTERS]}...")
+        allowed = f"whole numbers of at most {MOST_DIGITS} digits, with spaces or commas between"
+        raise TfmError("token ids", found, allowed)
     return [int(word) for word in words if word]

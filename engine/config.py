@@ -133,7 +133,7 @@ def check_vocabulary(config: ModelConfig, tokenizer_size: int, where: str | Path
     """Refuse a tokenizer with ids that the embedding has no row for; where is its file, its ids are below its size."""
     if tokenizer_size > config.vocab_size:
         allowed = f"0 to {config.vocab_size - 1}, the rows of the embedding (vocab_size in config.json)"
-        raise TfmError(f"{where}: token ids", f"up to {tokenizer_size - 1}", allowed, "use the model's own tokenizer")
+        raise TfmError(f"{where}: largest token id", tokenizer_size - 1, allowed, "use the model's own tokenizer")
 
 
 def _refuse_unsupported(raw: Fields, architecture: Architecture) -> None:

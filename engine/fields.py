@@ -36,7 +36,10 @@ def read_json(path: Path) -> dict[str, object]:
 
 def shown(value: object) -> str:
     """A JSON value as it stands in the file, cut short when it is long."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        text = f"{type(value).__name__} in {type(value).__name__} without end"
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 

@@ -25,7 +25,7 @@ def tiny(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"), config)
 
 
-def text_of(*arguments: str | Path, **more: Any) -> str:
+def text_of(*arguments: str | bytes | Path, **more: Any) -> str:
     """What a run that goes well prints."""
     done = run("generate", *arguments, **more)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -73,6 +73,35 @@ def test_prompt_of_no_tokens(parrot: Path) -> None:
     assert b"prompt: found no tokens" in done.stderr
 
 
+def test_text_that_becomes_no_token(parrot: Path, tmp_path: Path) -> None:
+    """It was said that there is no prompt, though a text was given."""
+    shutil.copytree(parrot, tmp_path / "model")
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    tokenizer = {"version": "1.0", "added_tokens": [], "model": model}
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))
+    done = run("generate", "--raw", "-m", tmp_path / "model", "é")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"prompt: found a text of which this tokenizer makes no token" in done.stderr
+
+
+def test_folder_with_a_name_that_is_not_utf8(parrot: Path, tmp_path: Path) -> None:
+    """The tokenizer was blamed for it."""
+    folder = os.fsencode(tmp_path) + b"/m\xff"
+    shutil.copytree(parrot, os.fsdecode(folder))
+    assert text_of("--raw", "-m", folder, "\n") == ANSWER
+
+
+def test_numbers_of_max_ram_differ(parrot: Path) -> None:
+    """A byte too few was told as: found 1 MB needed; allowed: 1 MB."""
+    done = run("generate", "--raw", "-m", parrot, "--max-ram", "100K", "\n")
+    needed = int(done.stderr.decode().partition("found ")[2].partition(" bytes")[0].replace(",", ""))
+    assert run("generate", "--raw", "-m", parrot, "--max-ram", str(needed), "\n").returncode == 0
+    done = run("generate", "--raw", "-m", parrot, "--max-ram", str(needed - 1), "\n")
+    assert done.returncode == 1
+    assert f"found {needed:,} bytes needed" in done.stderr.decode()
+    assert f"allowed: {needed - 1:,} bytes" in done.stderr.decode()
+
+
 @pytest.mark.parametrize(("length", "status"), [(31, 0), (32, 0), (33, 1)])
 def test_prompt_beside_the_context(tmp_path: Path, parrot: Path, length: int, status: int) -> None:
     """A prompt too long was cut in silence; one that just fits was refused."""
@@ -114,7 +143,7 @@ def test_ids_end_before_the_stop(parrot: Path, stop: str, shown: int) -> None:
     assert text_of("--ids", "-m", parrot, "--stop", stop, "11").split() == list(map(str, ANSWER_IDS[:shown]))
 
 
-@pytest.mark.parametrize("ids", ["1 x", "1.5", "-1", "1 257", "1 99999999999999999999"])
+@pytest.mark.parametrize("ids", ["1 x", "1.5", "-1", "1 257", "1 99999999999999999999", "9" * 5000])
 def test_wrong_ids(parrot: Path, ids: str) -> None:
     done = run("generate", "--ids", "-m", parrot, "--", ids)
     assert (done.returncode, done.stdout) == (1, b"")

@@ -218,6 +218,23 @@ def test_stdout_closed(parrot: Path) -> None:
     assert done.stderr.startswith(b"tfm: stdout: found closed")
 
 
+@pytest.mark.parametrize("arguments", ["--help", "--version", "show --help"])
+def test_help_with_stdout_closed(arguments: str) -> None:
+    """It ended with status 0, and nothing was printed."""
+    done = shell(f"tfm {arguments} >&-")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith(b"tfm: stdout: found closed")
+
+
+def test_prompt_file_may_be_a_pipe(parrot: Path, tmp_path: Path) -> None:
+    """As with <(command) in a shell; a folder is refused, with what to do."""
+    done = shell(f"tfm generate --raw -m {parrot} -f <(echo)")
+    assert (done.returncode, done.stdout) == (0, ANSWER.encode())
+    done = run("generate", "--raw", "-m", parrot, "-f", tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert f"file {tmp_path}: found a folder; allowed: a file or a pipe; give -f for each".encode() in done.stderr
+
+
 def test_stderr_closed_or_gone(parrot: Path) -> None:
     """Notes that nobody can read broke the command that had them."""
     for ending in ("2>&-", "2> >(true)", "2> /dev/full"):

@@ -86,6 +86,34 @@ def test_what_was_probably_meant(arguments: list[str], word: str) -> None:
     assert word in done.stderr.decode().splitlines()[0]
 
 
+@pytest.mark.parametrize("command", ["show", "pull", "rm"])
+def test_empty_ref(command: str) -> None:
+    """An empty REF was looked for on the hub, and an empty -m was wrong usage."""
+    done = run(command, "")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"REF is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["show", "~nobody-here/x"], ["rm", "~nobody-here/x"], ["tokenize", "--no-stdin", "-m", "~nobody-here/x", "a"]],
+)
+def test_tilde_of_nobody(arguments: list[str]) -> None:
+    """It was called a bug in tfm."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert b"path ~nobody-here/x: found no such user" in done.stderr
+
+
+@pytest.mark.parametrize("ref", ["x/" + "y" * 300, "y" * 5000, "x/y@" + "z" * 300, "-x/y", "x/..y"])
+def test_name_that_the_hub_cannot_have(ref: str) -> None:
+    """Offline, such a name was called a bug in tfm; one that is too long for a file as well."""
+    done = run("pull", "--", ref, env={"HF_HUB_OFFLINE": "1"})
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert b"tfm: model " in done.stderr
+    assert b"bug" not in done.stderr
+
+
 def test_text_after_two_dashes(parrot: Path) -> None:
     assert run("tokenize", "-m", parrot, "--", "-n 5").stdout == b"46 111 33 54\n"
 
@@ -101,6 +129,18 @@ def test_text_after_two_dashes(parrot: Path) -> None:
         (["--max-ram", "0"], "--max-ram"),
         (["--max-ram", "-1G"], "--max-ram"),
         (["--max-ram", "1X"], "--max-ram"),
+        (["--max-ram", "9" * 400], "--max-ram"),
+        (["--max-ram", "9" * 5000], "--max-ram"),
+        (["--max-ram", "9" * 30 + "T"], "--max-ram"),
+        (["--max-ram", "inf"], "--max-ram"),
+        (["--threads", "9" * 5000], "--threads"),
+        (["--ctx", "9" * 5000], "--ctx"),
+        (["-n", "9" * 5000], "--max-tokens"),
+        (["--top-k", "9" * 5000], "--top-k"),
+        (["--seed", "9" * 5000], "--seed"),
+        (["--logit-bias", "9" * 5000 + "=1"], "--logit-bias"),
+        (["--temperature", "9" * 400], "--temperature: found inf"),
+        (["--logit-bias", "5=" + "9" * 400], "--logit-bias"),
         (["-n", "-1"], "--max-tokens"),
         (["--temperature", "-1"], "--temperature: found -1"),
         (["--temperature", "nan"], "--temperature: found nan"),

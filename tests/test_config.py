@@ -302,5 +302,13 @@ def test_vocabulary(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
     check_vocabulary(config, 90, "tokenizer.json")
     check_vocabulary(config, 100, "tokenizer.json")
-    with pytest.raises(TfmError, match=r"tokenizer\.json: token ids: found up to 100; allowed: 0 to 99"):
+    with pytest.raises(TfmError, match=r"tokenizer\.json: largest token id: found 100; allowed: 0 to 99"):
         check_vocabulary(config, 101, "tokenizer.json")
+
+
+@pytest.mark.parametrize("depth", [10, 300, 900, 960, 990, 1000, 100_000])
+def test_json_in_json_without_end(tmp_path: Path, depth: int) -> None:
+    """What could be read just so could not be shown, and that was called a bug in tfm."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": {"[" * depth}{"]" * depth}}}')
+    with pytest.raises(TfmError, match=r"config\.json: (field model_type|not JSON)"):
+        read_config(tmp_path)

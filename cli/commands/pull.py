@@ -2,12 +2,12 @@
 
 import click
 
-from tfm.cli.options import Command, quiet_option
+from tfm.cli.options import Command, quiet_option, ref_argument
 from tfm.cli.output import Notes, Output
 
 
 @click.command("pull", cls=Command)
-@click.argument("ref", metavar="REF")
+@ref_argument
 @quiet_option
 @click.pass_obj
 def command(output: Output, ref: str, quiet: bool) -> None:

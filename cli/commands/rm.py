@@ -2,13 +2,13 @@
 
 import click
 
-from tfm.cli.options import Command, quiet_option
+from tfm.cli.options import Command, quiet_option, ref_argument
 from tfm.cli.output import Notes
 from tfm.cli.units import size
 
 
 @click.command("rm", cls=Command)
-@click.argument("ref", metavar="REF")
+@ref_argument
 @quiet_option
 def command(ref: str, quiet: bool) -> None:
     """Remove the model REF from tfm's or the hub's cache.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfm.cli.options import Command, quiet_option
+from tfm.cli.options import Command, quiet_option, ref_argument
 from tfm.cli.output import Notes, Output
 from tfm.cli.units import size, table
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show", cls=Command)
-@click.argument("ref", metavar="REF")
+@ref_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @quiet_option
 @click.pass_obj
