@@ -99,15 +99,15 @@ def _refuse_too_large(
     block = cache_block_bytes(config, KV_TYPES[kv_type])
     scratch = Buffers.size(config, ctx)
     parts = (
-        f"weights {size / 1e6:.0f} MB, keys and values {block * 1000 / KV_BLOCK / 1e6:.1f} MB per 1,000 tokens, "
-        f"scratch {scratch / 1e6:.0f} MB"
+        f"weights {size / 1e6:.1f} MB, keys and values {block * 1000 / KV_BLOCK / 1e6:.1f} MB per 1,000 tokens, "
+        f"scratch {scratch / 1e6:.1f} MB"
     )
     least = size + scratch + block
     remedy = "use a smaller model or fewer bits"
     if max_ram is not None and least > max_ram:
-        needed = f"{least / 1e6:.0f} MB needed ({parts})"
-        raise TfmError("--max-ram", needed, f"{max_ram / 1e6:.0f} MB", f"raise it or {remedy}")
+        needed = f"{least:,} bytes needed ({parts})"
+        raise TfmError("--max-ram", needed, f"{max_ram:,} bytes", f"raise it or {remedy}")
     free = available_memory()
     if free is not None and least > free:
-        raise TfmError("memory", f"{least / 1e6:.0f} MB needed ({parts})", f"{free / 1e6:.0f} MB free", remedy)
+        raise TfmError("memory", f"{least:,} bytes needed ({parts})", f"{free:,} bytes free", remedy)
     return None if max_ram is None else max_ram - size - scratch
