@@ -2,8 +2,9 @@
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress
@@ -11,7 +12,6 @@ from tfm.engine.progress import Progress
 if TYPE_CHECKING:
     from tfm.engine.config import ModelConfig
     from tfm.engine.model import Model
-    from tfm.engine.weights import Weights
 
 KV_TYPE_NAMES = ("f32", "f16", "q8")
 
@@ -31,14 +31,13 @@ def load(
     f16, q8), ctx the most positions of a sequence (None: the model's own), max_ram the most bytes to take. Raises
     TfmError for what is missing, damaged, not supported or too large.
     """
-    from tfm.engine.checkpoint import Checkpoint
     from tfm.engine.config import check_vocabulary, read_config
     from tfm.engine.hub import resolve
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
+    from tfm.engine.packed import load_image
     from tfm.engine.store import DEFAULT_MODEL
     from tfm.engine.tokenizer import Tokenizer
-    from tfm.engine.weights import load_weights
 
     if kv_type not in KV_TYPE_NAMES:
         raise TfmError("kv_type", kv_type, ", ".join(KV_TYPE_NAMES))
@@ -49,17 +48,21 @@ def load(
         warnings.warn(f"{threads} threads asked for, {most} used: there are no more processors", stacklevel=2)
     folder = resolve(ref or DEFAULT_MODEL, progress)
     config = read_config(folder)
-    ctx = _context(config, ctx)
+    positions = _context(config, ctx)
+    threads = min(threads or most, most)
     with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the weights are packed
         reading = beside.submit(Tokenizer.load, folder)
-        weights = load_weights(Checkpoint(folder), config)
-        cache_bytes = _refuse_too_large(config, weights, kv_type, ctx, max_ram)
-        if cache_bytes is not None:
-            ctx = _context_within(cache_bytes, config, kv_type, ctx)
+        image = load_image(
+            folder, config, threads, lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram), progress
+        )
+        cache_bytes = None
+        if max_ram is not None:
+            needed = _Needed.by(config, kv_type, positions, len(image))
+            cache_bytes = max_ram - needed.weights - needed.scratch
+            positions = needed.positions(max_ram, positions)
         model = Model(
-            str(ref or DEFAULT_MODEL), folder, config, weights,
-            min(threads or most, most), kv_type, ctx, cache_bytes, progress,
-        )  # fmt: skip
+            str(ref or DEFAULT_MODEL), folder, config, image, threads, kv_type, positions, cache_bytes, progress
+        )
         model.tokenizer = reading.result()
     check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
     return model
@@ -75,39 +78,50 @@ def _context(config: "ModelConfig", ctx: int | None) -> int:
     return ctx
 
 
-def _context_within(cache_bytes: int, config: "ModelConfig", kv_type: str, ctx: int) -> int:
-    """The positions for which there is room, with a warning where they are fewer than ctx."""
-    from tfm.engine.layers import cache_block_bytes
-    from tfm.kernels.records import KV_BLOCK, KV_TYPES
+@dataclass(frozen=True)
+class _Needed:
+    """Bytes that a model takes: weights, a block of keys and values, scratch space."""
 
-    room = cache_bytes // cache_block_bytes(config, KV_TYPES[kv_type]) * KV_BLOCK
-    if room < ctx:
-        warnings.warn(f"--max-ram leaves room for {room} of {ctx} tokens of context", stacklevel=3)
-    return min(ctx, room)
+    weights: int
+    block: int
+    scratch: int
 
+    @classmethod
+    def by(cls, config: "ModelConfig", kv_type: str, ctx: int, weights: int) -> Self:
+        from tfm.engine.layers import cache_block_bytes
+        from tfm.engine.model import Buffers
+        from tfm.kernels.records import KV_TYPES
 
-def _refuse_too_large(
-    config: "ModelConfig", weights: "Weights", kv_type: str, ctx: int, max_ram: int | None
-) -> int | None:
-    """The bytes left for keys and values under max_ram; TfmError where the model does not fit: what it would take."""
-    from tfm.engine.layers import cache_block_bytes, packed_size
-    from tfm.engine.machine import available_memory
-    from tfm.engine.model import Buffers
-    from tfm.kernels.records import KV_BLOCK, KV_TYPES
+        return cls(weights, cache_block_bytes(config, KV_TYPES[kv_type]), Buffers.size(config, ctx))
 
-    size = packed_size(weights)
-    block = cache_block_bytes(config, KV_TYPES[kv_type])
-    scratch = Buffers.size(config, ctx)
-    parts = (
-        f"weights {size / 1e6:.1f} MB, keys and values {block * 1000 / KV_BLOCK / 1e6:.1f} MB per 1,000 tokens, "
-        f"scratch {scratch / 1e6:.1f} MB"
-    )
-    least = size + scratch + block
-    remedy = "use a smaller model or fewer bits"
-    if max_ram is not None and least > max_ram:
-        needed = f"{least:,} bytes needed ({parts})"
-        raise TfmError("--max-ram", needed, f"{max_ram:,} bytes", f"raise it or {remedy}")
-    free = available_memory()
-    if free is not None and least > free:
-        raise TfmError("memory", f"{least:,} bytes needed ({parts})", f"{free:,} bytes free", remedy)
-    return None if max_ram is None else max_ram - size - scratch
+    @property
+    def least(self) -> int:
+        return self.weights + self.scratch + self.block
+
+    def __str__(self) -> str:
+        from tfm.kernels.records import KV_BLOCK
+
+        return (
+            f"{self.least:,} bytes needed (weights {self.weights / 1e6:.1f} MB, keys and values "
+            f"{self.block * 1000 / KV_BLOCK / 1e6:.1f} MB per 1,000 tokens, scratch {self.scratch / 1e6:.1f} MB)"
+        )
+
+    def check(self, max_ram: int | None) -> None:
+        """Raises TfmError where there is no room for the model: what it would take."""
+        from tfm.engine.machine import available_memory
+
+        remedy = "use a smaller model or fewer bits"
+        if max_ram is not None and self.least > max_ram:
+            raise TfmError("--max-ram", self, f"{max_ram:,} bytes", f"raise it or {remedy}")
+        free = available_memory()
+        if free is not None and self.least > free:
+            raise TfmError("memory", self, f"{free:,} bytes free", remedy)
+
+    def positions(self, max_ram: int, ctx: int) -> int:
+        """The positions for which there is room under max_ram, with a warning where they are fewer than ctx."""
+        from tfm.kernels.records import KV_BLOCK
+
+        room = (max_ram - self.weights - self.scratch) // self.block * KV_BLOCK
+        if room < ctx:
+            warnings.warn(f"--max-ram leaves room for {room} of {ctx} tokens of context", stacklevel=3)
+        return min(ctx, room)

@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from tfm.engine import layers
 from tfm.engine.cache import BlockPool, Sequence
 from tfm.engine.config import ModelConfig
 from tfm.engine.errors import TfmError
-from tfm.engine.layers import LayerTable, cache_block_bytes, padded
+from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress
 from tfm.engine.records import STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
-from tfm.engine.weights import Weights
-from tfm.kernels.packing import PACK, aligned_empty
+from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import (
     KV_BLOCK,
     KV_TYPES,
     LANES,
-    NORMS,
     SEGMENT_BLOCKS,
     SPAN,
     attention_scratch_bytes,
@@ -48,15 +45,14 @@ class Model:
     tokenizer: "Tokenizer"  # read beside the weights; see engine/loading.py
 
     def __init__(
-        self, name: str, folder: Path, config: ModelConfig, weights: Weights,
+        self, name: str, folder: Path, config: ModelConfig, image: Memory,
         threads: int, kv_type: str, ctx: int, max_cache_bytes: int | None = None, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.name, self.folder, self.config = name, folder, config
         self.threads, self.kv_type, self.ctx = threads, kv_type, ctx
         Team.prepare(progress)
-        PACK.prepare(progress)
         kind = KV_TYPES[kv_type]
-        self.table: LayerTable = layers.build(config, weights, ctx, kind, threads, progress)
+        self.table = LayerTable(config, image, ctx, kind)
         block_bytes = cache_block_bytes(config, kind)
         limit = None if max_cache_bytes is None else max(1, max_cache_bytes // block_bytes)
         self.pool = BlockPool(block_bytes, limit)
@@ -70,12 +66,10 @@ class Model:
 
     def _fill_step(self, kv_type: int) -> None:
         """What stays the same from step to step."""
-        step, table, config = self._step[0], self.table, self.config
-        step["hidden_size"], step["num_layers"] = config.hidden_size, config.num_hidden_layers
-        step["layers"], step["kv_type"] = table.layers.ctypes.data, kv_type
-        step["embed_tokens"], step["lm_head"] = table.embed_tokens[0], table.lm_head[0]
-        step["position_embeddings"] = table.position_embeddings
-        step["norm"] = (NORMS[config.final_norm], table.norm_weight, table.norm_bias, config.final_norm_eps)
+        step, head = self._step[0], self.table.head[0]
+        step["hidden_size"], step["kv_type"] = self.config.hidden_size, kv_type
+        for name in ("num_layers", "layers", "embed_tokens", "lm_head", "position_embeddings", "norm"):
+            step[name] = head[name]
         self._buffers.fill(step)
 
     def sequence(self) -> Sequence:
@@ -99,7 +93,7 @@ class Model:
             if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
                 wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
                 raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
-        stride = self.table.lm_head["panels"][0] * LANES
+        stride = self.table.head["lm_head"]["panels"][0] * LANES
         count = {"last": sum(bool(ids) for _, ids in work), "all": sum(len(ids) for _, ids in work), "none": 0}[logits]
         out = np.empty((count, stride), np.float32)
         done = 0
@@ -174,11 +168,16 @@ class Model:
     def memory(self) -> dict[str, int]:
         """Bytes of all weights, of those that every token reads, of 1,000 tokens' keys and values, of scratch space."""
         return {
-            "weights_bytes": self.table.weights_bytes,
-            "decode_bytes": self.table.decode_bytes,
+            "weights_bytes": len(self.table.image),
+            "decode_bytes": int(self.table.head["decode_bytes"][0]),
             "kv_bytes_per_1000_tokens": self.pool.block_bytes * 1000 // KV_BLOCK,
             "scratch_bytes": Buffers.size(self.config, self.ctx),
         }
+
+    @property
+    def steps_alone(self) -> int:
+        """Forward passes that one thread did alone, because the processors were busy with something else."""
+        return self._team.steps_alone
 
     def close(self) -> None:
         """End the helper threads. A later step starts new ones."""

@@ -33,6 +33,13 @@ LAYER = _record(
     ("gate_proj", MATRIX), ("up_proj", MATRIX), ("down_proj", MATRIX),
 )  # fmt: skip
 
+# What stands at the beginning of an image (image.py); its addresses, and those of its layer table, count from there.
+# size is the image's, decode_bytes are the matrices that every new token reads.
+IMAGE = _record(
+    "size", "decode_bytes", "num_layers", "layers",
+    ("embed_tokens", MATRIX), ("lm_head", MATRIX), ("norm", NORM), "position_embeddings",
+)  # fmt: skip
+
 # One forward pass over T rows: what goes in, the weights, and where the threads write. Strides are bytes from row to
 # row; tokens, positions and tables are int64 [T], tables the address of the block table of the row's sequence.
 STEP = _record(

@@ -112,12 +112,13 @@ def _formats(checkpoint: Checkpoint, weights: Weights | None) -> dict[str, int]:
 
 
 def _memory(config: ModelConfig, weights: Weights) -> Memory:
-    from tfm.engine.layers import cache_block_bytes, packed_size
+    from tfm.engine.image import Plan
+    from tfm.engine.layers import cache_block_bytes
     from tfm.engine.model import Buffers
     from tfm.kernels.records import KV_BLOCK, KV_TYPES
 
     return Memory(
-        weights_bytes=packed_size(weights),
+        weights_bytes=Plan(config, weights).size,
         kv_bytes_per_1000_tokens=cache_block_bytes(config, KV_TYPES["f16"]) * 1000 // KV_BLOCK,
         scratch_bytes=Buffers.size(config, config.max_position_embeddings),
     )

@@ -1,0 +1,252 @@
+"""Packed weights kept in the cache: a checkpoint is packed once, and then its image (image.py) is a file to be mapped.
+
+    packed/CONTENT.LAYOUT.image    an image: digests of the checkpoint's files, and of the code that packs them
+    packed/PLACE.json              what the files of a folder were when they were last read, and their CONTENT
+    packed/.new-...                one being made; locked by whoever makes it, so a dead process's is safe to remove
+
+Processes that run the same weights share the pages. Files are told apart by size, times and inode, so a checkpoint that
+is changed in place is packed again; a copy of it elsewhere has the same content and shares the image.
+"""
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from tfm.engine.layers import Memory
+from tfm.engine.progress import Progress
+from tfm.engine.records import IMAGE
+from tfm.kernels.jit import cache_folder
+from tfm.kernels.packing import aligned_empty
+
+if TYPE_CHECKING:
+    from tfm.engine.config import ModelConfig
+
+MOST_OF_DISK = 0.25  # of what is free or taken by images; beyond that, those that were used longest ago are dropped
+LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
+YOUNG_NS = 100_000_000  # a file changed so lately may change again without its times showing it
+Files = list[list[str | int]]
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """An image in the cache, and the folder it was made of."""
+
+    folder: Path
+    image: Path
+    size_bytes: int
+
+
+def load_image(
+    folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
+) -> Memory:
+    """The image of the checkpoint in folder: mapped when it is kept, else packed now and kept if there is room.
+
+    check_size is told its bytes before memory is taken. Raises TfmError for what is wrong with the checkpoint.
+    """
+    kept = _find(folder)
+    if kept is not None:
+        check_size(len(kept))
+        return kept
+    from tfm.engine.checkpoint import Checkpoint
+    from tfm.engine.image import Plan
+    from tfm.engine.weights import load_weights
+
+    checkpoint = Checkpoint(folder)
+    files = _files(folder, {str(tensor.file.relative_to(folder)) for tensor in checkpoint.tensors.values()})
+    plan = Plan(config, load_weights(checkpoint, config))
+    check_size(plan.size)
+    with _new_file(plan.size) as file:
+        if file is None:
+            memory = aligned_empty(plan.size)
+            plan.write(memory, threads, progress)
+            return memory
+        with ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(_content, folder, files)
+            plan.write(np.frombuffer(mmap.mmap(file.fileno(), plan.size), np.uint8), threads, progress)
+        _keep(file, folder, files, reading.result())
+        return _map(file)
+
+
+def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
+    """Give file its name, if it is certain that nobody changed the folder's files meanwhile."""
+    is_young = any(time.time_ns() - max(int(size) for size in file[2:4]) < YOUNG_NS for file in files)
+    if is_young or _files(folder, [str(name) for name, *_ in files]) != files:
+        return
+    try:
+        os.fsync(file.fileno())  # else, after a loss of power, the name could stand for zeros
+        os.replace(file.name, _image_path(content))
+        place = {"folder": str(folder.resolve()), "files": files, "content": content}
+        _write_json(_place(folder), place)
+        _drop_oldest(keep=_image_path(content))
+    except OSError:
+        pass  # a disk that is full: the weights are in memory all the same
+
+
+def list_packed() -> list[PackedModel]:
+    """The images in the cache that can be used, by the folder they were made of."""
+    found = []
+    for path in _root().glob("[!.]*.json"):
+        place = _read_json(path)
+        image = _image_path(str(place.get("content")))
+        if image.exists():
+            found.append(PackedModel(Path(str(place["folder"])), image, image.stat().st_size))
+    return sorted(found, key=lambda packed: packed.folder)
+
+
+def _root() -> Path:
+    return cache_folder() / "packed"
+
+
+def _place(folder: Path) -> Path:
+    return _root() / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:24]}.json"
+
+
+def _image_path(content: str) -> Path:
+    return _root() / f"{content}.{_layout()}.image"
+
+
+@cache
+def _layout() -> str:
+    """A digest of the sources that decide what an image looks like."""
+    engine = Path(__file__).parent
+    kernels = engine.parent / "kernels"
+    names = ("architectures", "checkpoint", "config", "fields", "image", "matrix", "records", "rope", "weights")
+    sources = [engine / f"{name}.py" for name in names] + sorted((engine / "quantized").glob("*.py"))
+    sources += [kernels / "packing.py", kernels / "records.py", *sorted((kernels / "formats").glob("*.py"))]
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+def _files(folder: Path, names: Iterable[str]) -> Files:
+    """[name, size, times, inode] of config.json, of all that weights are looked for in, and of names."""
+    beside = (path.name for path in folder.glob("*.safetensors*"))
+    stats = [(name, (folder / name).stat()) for name in sorted({"config.json", *beside, *names})]
+    return [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for name, stat in stats]
+
+
+def _content(folder: Path, files: Files) -> str:
+    """The digest of the names and bytes of files."""
+    digest = hashlib.sha256()
+    for name, *_ in files:
+        with (folder / str(name)).open("rb") as file:
+            digest.update(os.fsencode(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n"))
+    return digest.hexdigest()[:24]
+
+
+def _find(folder: Path) -> Memory | None:
+    """The mapped image of a folder whose files are what they were when it was packed."""
+    place = _read_json(_place(folder))
+    try:
+        files = place["files"]
+        if _files(folder, [str(name) for name, *_ in files]) != files:
+            return None
+        with _image_path(place["content"]).open("rb") as file:
+            image = _map(file)
+            os.utime(file.fileno())  # used now; see _drop_oldest
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_whole = len(image) >= IMAGE.itemsize and int(image[: IMAGE.itemsize].view(IMAGE)["size"][0]) == len(image)
+    return image if is_whole else None
+
+
+def _map(file: BinaryIO) -> Memory:
+    image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        image.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(image, np.uint8)
+
+
+@contextmanager
+def _new_file(size: int) -> Iterator[BinaryIO | None]:
+    """A file of `size` bytes to be filled and renamed, gone afterwards if it was not; None where none can be kept."""
+    root = _root()
+    if size < LEAST_BYTES:
+        yield None
+        return
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root)
+        handle, name = tempfile.mkstemp(dir=root, prefix=".new-")
+        os.close(handle)
+    except OSError:
+        yield None
+        return
+    try:
+        with open(name, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file if size <= _room(root) and _allocate(file, size) else None
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _allocate(file: BinaryIO, size: int) -> bool:
+    """Take all of the disk's space now: a disk that fills up while a mapped file is written would end the process."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(root: Path) -> None:
+    """Remove what dead processes left half-made; what a living one makes is locked."""
+    for path in root.glob(".new-*"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except OSError:
+            continue
+
+
+def _images(root: Path) -> list[tuple[Path, os.stat_result]]:
+    """All images, those that were used last first."""
+    stats = [(path, path.stat()) for path in root.glob("[!.]*.image")]
+    return sorted(stats, key=lambda image: -image[1].st_mtime_ns)
+
+
+def _room(root: Path) -> int:
+    """Bytes that all images together may take."""
+    return int(MOST_OF_DISK * (shutil.disk_usage(root).free + sum(stat.st_size for _, stat in _images(root))))
+
+
+def _drop_oldest(keep: Path) -> None:
+    """Remove those used longest ago until the rest has room, and what is known of images that are gone."""
+    root = _root()
+    room = _room(root) - keep.stat().st_size
+    for path, stat in _images(root):
+        room -= 0 if path == keep else stat.st_size
+        if room < 0 and path != keep:
+            path.unlink(missing_ok=True)
+    for path in root.glob("[!.]*.json"):
+        place = _read_json(path)
+        if not _image_path(str(place.get("content"))).exists() or not Path(str(place.get("folder"))).exists():
+            path.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(name, path)
