@@ -70,9 +70,12 @@ def resolve(
 def _is_there(path: Path) -> bool:
     """Whether a file or folder goes by this name, which may be none that a file can have."""
     try:
-        return path.exists()
+        path.stat()
+    except PermissionError as error:
+        raise TfmError(f"path {path}", error.strerror, do="give yourself the right to enter its folder") from error
     except (OSError, ValueError):  # too long, or with a NUL: it may be a name on the hub
         return False
+    return True
 
 
 def _imported_gguf(gguf: Path, progress: Progress) -> Path:

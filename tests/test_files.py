@@ -11,6 +11,7 @@ from gguf_files import write_gguf
 
 from tfm.engine.errors import TfmError
 from tfm.engine.files import open_file, read_text_bytes
+from tfm.engine.hub import resolve
 from tfm.kernels import jit
 
 SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -81,6 +82,21 @@ def test_file_that_may_not_be_read(parrot: Path, tmp_path: Path) -> None:
             open_file(path).close()
         except TfmError as error:
             os._exit(0 if "chmod" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")
+def test_folder_that_may_not_be_entered(tmp_path: Path) -> None:
+    """It was said that there is no such folder."""
+    (tmp_path / "closed/model").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    if (child := os.fork()) == 0:
+        os.setresuid(65534, 65534, 65534)
+        try:
+            resolve(tmp_path / "closed/model")
+        except TfmError as error:
+            os._exit(0 if "right to enter" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
