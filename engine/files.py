@@ -62,5 +62,6 @@ def is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise TfmError(f"file {path}: cannot be read", error.strerror or error) from error
+        remedy = "give yourself the right to enter its folder"
+        raise TfmError(f"file {path}: cannot be read", error.strerror or error, do=remedy) from error
     return True
