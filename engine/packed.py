@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MOST_OF_DISK = 0.25  # of what is free or taken by images; beyond that, those that were used longest ago are dropped
 LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
 YOUNG_NS = 100_000_000  # a file changed so lately may change again without its times showing it
-Files = list[list[str | int]]
+Files = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,26 @@ def load_image(
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_content, folder, files)
             plan.write(np.frombuffer(mmap.mmap(file.fileno(), plan.size), np.uint8), threads, progress)
-        _keep(file, folder, files, reading.result())
-        return _map(file)
+        with suppress(OSError):  # a disk that is full now: the weights are in memory all the same
+            _keep(file, folder, files, reading.result())
+        kept = _find(folder)
+        return _map(file) if kept is None else kept
 
 
 def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
-    """Give file its name, if it is certain that nobody changed the folder's files meanwhile."""
-    is_young = any(time.time_ns() - max(int(size) for size in file[2:4]) < YOUNG_NS for file in files)
-    if is_young or _files(folder, [str(name) for name, *_ in files]) != files:
+    """Give file its name, if it is certain that nobody changed the folder's files meanwhile.
+
+    If there is an image of this content already, made of a copy of the folder, that one stays.
+    """
+    is_young = any(time.time_ns() - changed_ns < YOUNG_NS for _, _, _, changed_ns, _ in files)
+    if is_young or _files(folder, [name for name, *_ in files]) != files:
         return
-    try:
+    image = _image_path(content)
+    if _whole(image) is None:
         os.fsync(file.fileno())  # else, after a loss of power, the name could stand for zeros
-        os.replace(file.name, _image_path(content))
-        place = {"folder": str(folder.resolve()), "files": files, "content": content}
-        _write_json(_place(folder), place)
-        _drop_oldest(keep=_image_path(content))
-    except OSError:
-        pass  # a disk that is full: the weights are in memory all the same
+        os.replace(file.name, image)
+    _write_json(_place(folder), {"folder": str(folder.resolve()), "files": files, "content": content})
+    _drop_oldest(keep=image)
 
 
 def list_packed() -> list[PackedModel]:
@@ -141,7 +144,7 @@ def _content(folder: Path, files: Files) -> str:
     """The digest of the names and bytes of files."""
     digest = hashlib.sha256()
     for name, *_ in files:
-        with (folder / str(name)).open("rb") as file:
+        with (folder / name).open("rb") as file:
             digest.update(os.fsencode(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n"))
     return digest.hexdigest()[:24]
 
@@ -151,12 +154,20 @@ def _find(folder: Path) -> Memory | None:
     place = _read_json(_place(folder))
     try:
         files = place["files"]
-        if _files(folder, [str(name) for name, *_ in files]) != files:
+        if _files(folder, [name for name, *_ in files]) != files:
             return None
-        with _image_path(place["content"]).open("rb") as file:
+        return _whole(_image_path(place["content"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _whole(path: Path) -> Memory | None:
+    """The mapped image at path, when all of it is there."""
+    try:
+        with path.open("rb") as file:
             image = _map(file)
             os.utime(file.fileno())  # used now; see _drop_oldest
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     is_whole = len(image) >= IMAGE.itemsize and int(image[: IMAGE.itemsize].view(IMAGE)["size"][0]) == len(image)
     return image if is_whole else None

@@ -1,0 +1,193 @@
+"""Packed weights in the cache: mapped by the next start, never those of another checkpoint, never in the way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+
+from tfm.engine import load, packed
+
+CONFIG = checkpoints.FLOATS["llama-wide"]
+IDS = checkpoints.random_ids(CONFIG, 20)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty place for images, in which tiny ones are kept too; kernels come from the usual cache."""
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(packed, "_root", lambda: tmp_path / "packed")
+
+
+def write(folder: Path, seed: int = 0) -> Path:
+    """A checkpoint that is old enough to be kept."""
+    checkpoints.write_checkpoint(folder, CONFIG, dtype="F32", seed=seed)
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    return folder
+
+
+def logits(folder: Path) -> bytes:
+    model = load(folder, threads=1)
+    try:
+        return model.logits(IDS).tobytes()
+    finally:
+        model.close()
+
+
+def images() -> list[Path]:
+    return sorted(packed._root().glob("*.image"))
+
+
+def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
+    """Guards a start that packs again: the weights lie in the kept file, and the checkpoint's are not even opened."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    (image,) = images()
+    model = load(folder, threads=1)
+    address, size = model.table.image.ctypes.data, len(model.table.image)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert any(line[-1] == str(image) and int(line[0].split("-")[0], 16) == address for line in maps)
+    assert not any(line[-1].endswith(".safetensors") and str(folder) in line[-1] for line in maps)
+    assert size == image.stat().st_size
+    assert model.logits(IDS).tobytes() == expected
+    model.close()
+
+
+def test_a_checkpoint_changed_in_place_is_noticed(tmp_path: Path) -> None:
+    """Guards old weights after an edit that keeps size and time of modification, as copying tools can leave it."""
+    folder, other = write(tmp_path / "model"), write(tmp_path / "other", seed=1)
+    before = logits(folder)
+    weights = folder / "model.safetensors"
+    times = weights.stat().st_atime_ns, weights.stat().st_mtime_ns
+    with weights.open("r+b") as file:
+        file.write((other / "model.safetensors").read_bytes())
+    os.utime(weights, ns=times)
+    assert logits(folder) == logits(other) != before
+
+
+def test_a_changed_config_is_noticed(tmp_path: Path) -> None:
+    """Guards an image whose layer table holds what config.json used to say."""
+    folder = write(tmp_path / "model")
+    before = logits(folder)
+    text = (folder / "config.json").read_text()
+    assert '"rms_norm_eps": 1e-05' in text
+    (folder / "config.json").write_text(text.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-01'))
+    assert logits(folder) != before
+
+
+def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path) -> None:
+    """Guards an image of a file that is written again within the same tick of the file system's clock."""
+    folder = tmp_path / "model"
+    checkpoints.write_checkpoint(folder, CONFIG, dtype="F32")
+    files = packed._files(folder, ())
+    with packed._new_file(64) as file:
+        assert file is not None
+        packed._keep(file, folder, files, "content")
+    assert not images()
+
+
+def test_copies_share_one_image(tmp_path: Path) -> None:
+    """Guards images by path: the same checkpoint in two folders takes the disk's space and memory once."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    assert logits(tmp_path / "copy") == expected
+    assert len(images()) == 1
+    assert [model.folder.name for model in packed.list_packed()] == ["copy", "model"]
+
+
+@pytest.mark.parametrize("damage", ["emptied", "halved", "no header", "a folder"])
+def test_a_damaged_image_is_made_again(damage: str, tmp_path: Path) -> None:
+    """Guards a crash, or wrong weights, after a full disk or a stray hand in the cache folder."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    (image,) = images()
+    content = image.read_bytes()
+    image.unlink()
+    if damage == "a folder":
+        image.mkdir()
+    else:
+        half, headless = content[: len(content) // 2], bytes(256) + content[256:]
+        image.write_bytes({"emptied": b"", "halved": half, "no header": headless}[damage])
+    assert logits(folder) == expected
+    if damage != "a folder":
+        assert image.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"files": 3}', '{"files": [[]], "content": 1}', '{"files": null}'])
+def test_a_damaged_note_is_made_again(damage: str, tmp_path: Path) -> None:
+    """Guards a crash on what stands beside the images."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    (note,) = packed._root().glob("*.json")
+    note.write_text(damage)
+    assert logits(folder) == expected
+    assert packed._find(folder) is not None
+
+
+def test_without_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    """Guards a refusal where the cache cannot be used."""
+    folder = write(tmp_path / "model")
+    packed._root().write_text("a file")
+    assert len(logits(folder)) == 4 * len(IDS) * CONFIG["vocab_size"]
+
+
+def test_images_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a cache that grows for ever: the one used longest ago goes, and what is too large is not kept at all."""
+    folders = [write(tmp_path / f"model-{seed}", seed) for seed in range(3)]
+    logits(folders[0])
+    size = images()[0].stat().st_size
+    monkeypatch.setattr(packed, "_room", lambda root: 2 * size)
+    logits(folders[1])
+    logits(folders[0])
+    logits(folders[2])
+    kept = [model.folder.name for model in packed.list_packed()]
+    assert kept == ["model-0", "model-2"]
+    monkeypatch.setattr(packed, "_room", lambda root: size - 1)
+    assert len(logits(write(tmp_path / "model-3", 3))) > 0
+    assert [model.folder.name for model in packed.list_packed()] == kept
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Guards half-made files that stay for ever, and the removal of one that a living process makes."""
+    root = packed._root()
+    root.mkdir()
+    code = (
+        "import sys, time; from pathlib import Path; from tfm.engine import packed;"
+        "packed.LEAST_BYTES = 0; packed._root = lambda: Path(sys.argv[1])\n"
+        "with packed._new_file(4096): print(flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    packed._sweep(root)
+    assert len(list(root.glob(".new-*"))) == 1
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    packed._sweep(root)
+    assert not list(root.glob(".new-*"))
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """Guards a race of two first starts: both answer the same, and one image remains."""
+    folder = write(tmp_path / "model")
+    code = (
+        "import sys; from pathlib import Path; from tfm.engine import load, packed;"
+        "packed.LEAST_BYTES = 0; packed._root = lambda: Path(sys.argv[2]);"
+        "sys.stdout.buffer.write(load(sys.argv[1], threads=1).logits([1, 2, 3]).tobytes())"
+    )
+    command = [sys.executable, "-c", code, str(folder), str(packed._root())]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    outputs = {process.communicate()[0] for process in processes}
+    assert len(outputs) == 1
+    assert np.isfinite(np.frombuffer(outputs.pop(), np.float32)).all()
+    assert len(images()) == 1
+    assert not list(packed._root().glob(".new-*"))
