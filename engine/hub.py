@@ -18,7 +18,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.files import expanded, open_file, read_text_bytes
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
-from tfm.engine.store import DEFAULT_MODEL, building, models_folder, remove_other_versions, write_source
+from tfm.engine.store import DEFAULT_MODEL, imported, remove_other_versions
 
 FORMS = f"a folder, a .gguf file, org/name[@revision] on the hub, {DEFAULT_MODEL}"
 HUB_REF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^@]+))?")
@@ -39,12 +39,15 @@ SMALL_FILES = [
 
 
 def resolve(
-    ref: str | Path, progress: Progress | None = None, offline: bool | None = None, refresh: bool = False
-) -> Path:
+    ref: str | Path, progress: Progress | None = None, offline: bool | None = None,
+    refresh: bool = False, keep: bool = False,
+) -> Path:  # fmt: skip
     """The checkpoint folder that ref means, downloaded or imported if it is not there yet. A path that exists wins.
 
-    What is in the hub's cache is used without asking the hub; refresh asks it for something newer. offline forbids the
-    network (None: what HF_HUB_OFFLINE says). Raises TfmError, also for a name of no known form.
+    What is in the hub's cache is used without asking the hub; refresh asks it for something newer, and looks at every
+    byte of an import. Where tfm's cache cannot be written an import lasts as long as this process; with keep that is an
+    error. offline forbids the network (None: what HF_HUB_OFFLINE says). Raises TfmError, also for a name of no known
+    form.
     """
     progress = progress or silent
     if offline is None:
@@ -57,9 +60,9 @@ def resolve(
         if path.suffix.lower() != ".gguf":
             raise TfmError(f"model {ref}", "a file", FORMS, "give the folder that holds config.json")
         open_file(path).close()
-        return _imported_gguf(path, progress)
+        return _imported_gguf(path, progress, keep, refresh)
     if str(ref) == DEFAULT_MODEL:
-        return ensure_default_model(progress, offline)
+        return ensure_default_model(progress, offline, keep=keep, thorough=refresh)
     name = ref if isinstance(ref, str) else ""
     match = HUB_REF.fullmatch(name)
     if match is None or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors")):
@@ -78,7 +81,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _imported_gguf(gguf: Path, progress: Progress) -> Path:
+def _imported_gguf(gguf: Path, progress: Progress, keep: bool, thorough: bool) -> Path:
     """The import of a GGUF file, made once for each path, size and time of change; older imports of it go."""
     gguf = gguf.resolve()
     state = gguf.stat()
@@ -86,17 +89,24 @@ def _imported_gguf(gguf: Path, progress: Progress) -> Path:
     version = hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:8]
     stem = re.sub(r"[^\w.-]", "_", gguf.stem).lstrip(".")
     name = f"{stem}-{place}-{version}"
-    with building(name, progress) as staging:
-        if staging is not None:
-            import_gguf(gguf, staging / "model", progress)
-            write_source(staging / "model", str(gguf))
-    if staging is not None:
-        remove_other_versions(name, f"{stem}-{place}-")
-    return models_folder() / name
+    made: list[Path] = []
+
+    def make(staging: Path) -> None:
+        import_gguf(gguf, staging / "model", progress)
+        made.append(staging)
+
+    folder = imported(name, str(gguf), make, progress, keep, thorough)
+    if made and folder.name == name:  # in the cache
+        remove_other_versions(folder, f"{stem}-{place}-")
+    return folder
 
 
 def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool, refresh: bool) -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     ref = f"{repo}@{revision}" if revision else repo
+    if os.path.expanduser(HF_HUB_CACHE).startswith("~"):
+        raise TfmError(f"model {ref}: no folder to keep it in", "a user without a home", do="set HF_HOME to a folder")
     if not refresh or offline:
         cached = _cached_snapshot(repo, revision)
         if cached is not None:

@@ -1,57 +1,100 @@
 """The models on this disk: those that tfm made in its own cache, and those in the hub's cache that it can load.
 
-tfm's cache is one folder (the user's cache folder, or $TFM_CACHE):
+tfm's cache is one folder (the user's cache folder, or $TFM_CACHE). Where it cannot be written, a model is made in a
+temporary folder that is removed when the process ends. In the cache:
     models/NAME/            a checkpoint folder; there whole or not at all
     models/.NAME.partial/   one being made; whoever holds the lock owns it, so a dead process's is safe to remove
     models/.NAME.lock       held while NAME is made or removed, let go by the system when its process dies
 """
 
-import json
+import atexit
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
 from tfm.engine.files import expanded
+from tfm.engine.manifest import SOURCE_FILE, fault_of, source_of, write_manifest
 from tfm.engine.progress import Progress, silent
+from tfm.kernels.jit import cache_folder, unwritable, warn_not_kept
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from huggingface_hub import CachedRevisionInfo
 
 DEFAULT_MODEL = "smollm2-135m"
-SOURCE_FILE = "tfm_source.json"
-"""In an imported model's folder: {"ref": what the user called it}."""
+RUN_FOLDER = "tfm-run-"
+RUN_LOCK = ".lock"
+SETTLED_S = 60  # by then a process has locked the temporary folder that it made
 
 
 def cache_root() -> Path:
     """The folder of everything tfm keeps; it may not exist yet."""
-    from platformdirs import user_cache_dir
-
-    return expanded(os.environ.get("TFM_CACHE") or user_cache_dir("tfm", appauthor=False))
+    return cache_folder()
 
 
 def models_folder() -> Path:
     return cache_root() / "models"
 
 
+def imported(
+    name: str, ref: str, make: Callable[[Path], None], progress: Progress = silent,
+    keep: bool = False, thorough: bool = False,
+) -> Path:  # fmt: skip
+    """The folder of the model NAME, which the user calls ref; make(staging) makes it as staging/"model".
+
+    It is made when it is not there or not whole (thorough: not byte for byte what it was). Where the cache cannot be
+    written it is made for this process only, with a warning; with keep that is a TfmError.
+    """
+
+    def is_whole(folder: Path) -> bool:
+        return fault_of(folder, thorough) is None
+
+    def make_all(staging: Path) -> None:
+        make(staging)
+        write_manifest(staging / "model", ref)
+
+    try:
+        with building(name, progress, is_whole) as staging:
+            if staging is not None:
+                folder = models_folder() / name
+                if folder.exists():
+                    warnings.warn(f"{ref}: made anew in the cache, for {fault_of(folder, thorough)}", stacklevel=2)
+                make_all(staging)
+        return models_folder() / name
+    except OSError as error:
+        if keep:
+            raise _not_writable(error) from error
+        warn_not_kept(error.strerror or str(error))
+    return _made_for_this_run(name, make_all)
+
+
 @contextmanager
-def building(name: str, progress: Progress = silent) -> Iterator[Path | None]:
+def building(
+    name: str, progress: Progress = silent, is_whole: Callable[[Path], bool] = Path.exists
+) -> Iterator[Path | None]:
     """Make the model NAME once: yields a new folder to make it in as `model`, or None when it is already there.
 
     Other processes wait meanwhile. On leaving, `model` gets its final name in one step; after an error nothing is left,
-    after a kill the next process that makes any model removes what is left.
+    after a kill the next process that makes any model removes what is left. Raises OSError where the cache cannot be
+    written.
     """
     folder = models_folder() / name
     staging = folder.with_name(f".{name}.partial")
-    if folder.exists():
+    if is_whole(folder):
         yield None
         return
-    with _writing_to_cache(), _locked(name, progress):
-        if folder.exists():
+    models_folder().mkdir(parents=True, exist_ok=True)
+    with _locked(name, progress):
+        if is_whole(folder):
             yield None
             return
         _sweep(except_for=staging)
@@ -59,25 +102,70 @@ def building(name: str, progress: Progress = silent) -> Iterator[Path | None]:
         staging.mkdir(exist_ok=True)
         try:
             yield staging
+            if folder.exists():
+                os.rename(folder, staging / "damaged")
             os.rename(staging / "model", folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def write_source(model: Path, ref: str) -> None:
-    """Note in an imported model's folder what the user called it."""
-    (model / SOURCE_FILE).write_text(json.dumps({"ref": ref}) + "\n", encoding="utf-8")
+def _not_writable(error: OSError) -> TfmError:
+    remedy = "make room or set TFM_CACHE to a folder that can be written"
+    return TfmError(unwritable(error.strerror or str(error)), do=remedy)
 
 
-@contextmanager
-def _writing_to_cache() -> Iterator[None]:
+def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:
+    """The model in the temporary folder of this process, made at the first call."""
     try:
-        models_folder().mkdir(parents=True, exist_ok=True)
-        yield
+        folder = _run_folder() / name
+        if not (folder / "model").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+        return folder / "model"
     except OSError as error:
-        found = f"{error.strerror or error}"
-        remedy = "make room or set TFM_CACHE to a folder that can be written"
-        raise TfmError(f"cache folder {cache_root()}: cannot be written", found, do=remedy) from error
+        place = error.filename or tempfile.gettempdir()
+        remedy = "make room, or set TFM_CACHE or TMPDIR to a folder that can be written"
+        raise TfmError(f"{place}: cannot be written", error.strerror or error, do=remedy) from error
+
+
+@cache
+def _run_folder() -> Path:
+    """A folder that is removed when this process ends; after a kill, the next process that makes one removes it."""
+    from filelock import FileLock
+
+    _sweep_run_folders()
+    folder = Path(tempfile.mkdtemp(prefix=RUN_FOLDER))
+    lock = FileLock(folder / RUN_LOCK)
+    lock.acquire()
+    atexit.register(_remove_run_folder, folder, os.getpid(), lock)
+    return folder
+
+
+def _remove_run_folder(folder: Path, process: int, lock: "BaseFileLock") -> None:
+    if os.getpid() == process:  # and no child that inherited it
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def remove_run_folder() -> None:
+    """Before the process is ended from the side: what was made for it only goes with it."""
+    if _run_folder.cache_info().currsize:
+        shutil.rmtree(_run_folder(), ignore_errors=True)
+        _run_folder.cache_clear()
+
+
+def _sweep_run_folders() -> None:
+    """Remove the temporary folders of dead processes: nobody holds their locks."""
+    from filelock import FileLock, Timeout
+
+    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*"):
+        try:
+            if time.time() - folder.stat().st_mtime > SETTLED_S:
+                with FileLock(folder / RUN_LOCK, timeout=0):
+                    shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, Timeout):
+            continue
 
 
 @contextmanager
@@ -110,17 +198,21 @@ def _sweep(except_for: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on this disk. ref is what -m takes; kind is "default", "gguf" or "hub"."""
+    """A model on this disk. ref is what -m takes; kind is "default", "gguf" or "hub"; fault is what is amiss."""
 
     ref: str
     kind: str
     folder: Path
     size_bytes: int
+    fault: str | None = None
 
 
 def list_models() -> list[StoredModel]:
     """All models in tfm's cache, then the loadable ones in the hub's cache, each by name."""
-    own = [_own_model(config.parent) for config in sorted(models_folder().glob("[!.]*/config.json"))]
+    try:
+        own = [_own_model(folder) for folder in sorted(models_folder().glob("[!.]*")) if _is_own_model(folder)]
+    except OSError:  # no cache, or one that may not be read
+        own = []
     return own + [_hub_model(repo_id, revision) for repo_id, revision in _hub_revisions() if _is_loadable(revision)]
 
 
@@ -140,32 +232,43 @@ def remove_model(ref: str) -> int:
     raise TfmError(f"model {ref}", "not in the cache", names)
 
 
+def _is_own_model(folder: Path) -> bool:
+    """Also one that has lost files."""
+    if folder.name == DEFAULT_MODEL:
+        return folder.is_dir()
+    return (folder / SOURCE_FILE).exists() or (folder / "config.json").exists()
+
+
 def _own_model(folder: Path) -> StoredModel:
     size_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    damage = fault_of(folder)
+    fault = damage and f"to be made anew: {damage}"
     if folder.name == DEFAULT_MODEL:
-        return StoredModel(DEFAULT_MODEL, "default", folder, size_bytes)
-    try:
-        ref = str(json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))["ref"])
-    except (OSError, ValueError, KeyError):
-        ref = str(folder)
-    return StoredModel(ref, "gguf", folder, size_bytes)
+        return StoredModel(DEFAULT_MODEL, "default", folder, size_bytes, fault)
+    source = source_of(folder)
+    if source is not None and not Path(source).exists():
+        fault = "its file is gone"
+    return StoredModel(source or str(folder), "gguf", folder, size_bytes, fault)
 
 
-def remove_other_versions(name: str, prefix: str) -> None:
-    """Remove tfm's own models whose names start with prefix, except name itself."""
-    for folder in models_folder().iterdir():
-        if folder.name.startswith(prefix) and folder.name != name:
-            _remove_folder(folder)
+def remove_other_versions(folder: Path, prefix: str) -> None:
+    """Remove the models beside folder whose names start with prefix, except folder itself."""
+    for other in folder.parent.iterdir():
+        if other.name.startswith(prefix) and other != folder:
+            _remove_folder(other)
 
 
 def _remove_folder(folder: Path) -> None:
     """In one step for whoever looks at it: it loses its name first."""
     staging = folder.with_name(f".{folder.name}.partial")
-    with _writing_to_cache(), _locked(folder.name):
-        shutil.rmtree(staging, ignore_errors=True)
-        if folder.exists():
-            os.rename(folder, staging)
-            shutil.rmtree(staging)
+    try:
+        with _locked(folder.name):
+            shutil.rmtree(staging, ignore_errors=True)
+            if folder.exists():
+                os.rename(folder, staging)
+                shutil.rmtree(staging)
+    except OSError as error:
+        raise _not_writable(error) from error
 
 
 def _hub_revisions() -> "list[tuple[str, CachedRevisionInfo]]":
@@ -174,7 +277,7 @@ def _hub_revisions() -> "list[tuple[str, CachedRevisionInfo]]":
 
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
-    except CacheNotFound:
+    except (CacheNotFound, OSError, ValueError, RuntimeError):  # none, not readable, a file, or no home to look in
         return []
     repos = sorted((repo for repo in cache.repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
     return [

@@ -7,8 +7,8 @@ source.
 
 The object files lie in a folder named by a digest of everything they depend on: the sources, the versions of Numba and
 llvmlite, the CPU's name and its features. Each is written under a temporary name and renamed, and carries the digest of
-its own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written the work goes on
-without.
+its own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written, or none is known,
+the work goes on without.
 """
 
 import ctypes
@@ -33,6 +33,7 @@ import platformdirs
 
 Progress = Callable[[str, int, int | None], None]
 
+NOWHERE = Path(os.devnull) / "no home"  # nothing can be there
 KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; each is about 1 MB
 
 
@@ -54,8 +55,34 @@ def _compiled(function: Callable[..., Any], forceinline: bool) -> Any:
 
 
 def cache_folder() -> Path:
-    """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder."""
-    return Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm")).expanduser()
+    """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder; NOWHERE for a user without a home."""
+    try:
+        folder = Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm", appauthor=False)).expanduser()
+    except RuntimeError:  # neither HOME nor the user database knows a home
+        return NOWHERE
+    return NOWHERE if folder.parts[:1] == ("~",) else folder
+
+
+def warn_not_kept(reason: str) -> None:
+    """Say that the cache folder cannot be used, once in a process: every part of tfm may find it out for itself."""
+    folder = cache_folder()
+    if folder not in _told_of():
+        _told_of().add(folder)
+        remedy = "what is made for this run is not kept; set TFM_CACHE to a folder that can be written"
+        warnings.warn(f"{unwritable(reason)}; {remedy}", stacklevel=3)
+
+
+def unwritable(reason: str) -> str:
+    """That the cache folder cannot be written, in words."""
+    folder = cache_folder()
+    if folder == NOWHERE:
+        return "no cache folder: this user has no home folder"
+    return f"cache folder {folder}: cannot be written: {reason}"
+
+
+@cache
+def _told_of() -> set[Path]:
+    return set()
 
 
 @cache
@@ -231,8 +258,7 @@ def _write_object(path: Path, symbol: str, code: bytes) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        remedy = "set TFM_CACHE to a folder that can be written"
-        warnings.warn(f"compiled kernels are not kept: {error}; {remedy}", stacklevel=2)
+        warn_not_kept(error.strerror or str(error))
 
 
 def _drop_oldest(folder: Path) -> None:

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from tfm.engine.errors import TfmError
 from tfm.engine.hub import resolve
+from tfm.engine.store import remove_run_folder
 
 SMALL = {
     "config.json": b'{"model_type": "llama"}',
@@ -235,6 +236,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(TfmError, match=r"found a file; allowed: .*give the folder"):
         resolve(tmp_path / "model.safetensors")
+
+
+def test_gguf_file_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused where the cache cannot be written; what is made for one run leaves other files alone."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "file"))
+    gguf = write_gguf(tmp_path / "m.gguf")
+    with pytest.warns(UserWarning, match="cannot be written: .*not kept; set TFM_CACHE"):
+        folder = resolve(gguf)
+    assert (folder / "config.json").is_file()
+    assert resolve(gguf) == folder
+    with pytest.raises(TfmError, match="cannot be written"):
+        resolve(gguf, keep=True)
+    remove_run_folder()
+    assert not folder.exists()
+    assert (resolve(gguf) / "config.json").is_file()
 
 
 def test_gguf_file_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

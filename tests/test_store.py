@@ -68,6 +68,31 @@ def test_imported_gguf(tmp_path: Path) -> None:
     assert resolve("m.gguf") == folder
 
 
+def test_gguf_file_that_is_gone(tmp_path: Path) -> None:
+    """A file that was renamed left an import under its old name that looked like any other."""
+    path = write_gguf(tmp_path / "m.gguf")
+    resolve("m.gguf")
+    path.rename(tmp_path / "n.gguf")
+    (model,) = list_models()
+    assert (model.ref, model.fault) == (str(path), "its file is gone")
+    assert remove_model(str(path)) == model.size_bytes
+
+
+def test_damaged_import_of_a_gguf_file(tmp_path: Path) -> None:
+    """It is listed without config.json, made anew when it is used, and can be removed as it is."""
+    write_gguf(tmp_path / "m.gguf")
+    folder = resolve("m.gguf")
+    (folder / "config.json").unlink()
+    (model,) = list_models()
+    assert (model.folder, model.fault) == (folder, "to be made anew: config.json is not there")
+    with pytest.warns(UserWarning, match="made anew"):
+        assert resolve("m.gguf") == folder
+    assert (folder / "config.json").is_file()
+    (folder / "config.json").unlink()
+    remove_model("m.gguf")
+    assert list_models() == []
+
+
 def test_hub_models(tmp_path: Path, checkpoint: dict[str, bytes]) -> None:
     """The main branch goes by the bare name, others by branch or commit; what tfm cannot load is left out."""
     hub = tmp_path / "hub"
