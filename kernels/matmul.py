@@ -21,7 +21,7 @@ from tfm.kernels.weight import Weight, affine_kinds, random_weight
 
 FORMATS = (q4, q8, f32, bf16, f16)
 FEW_SUMS = 500
-ROW_BLOCK = 48  # rows; times 1536 columns of int8 it is 144 KB
+ROW_BLOCK = 48 // TILE * TILE  # rows; 48 times 1536 columns of int8 it is 144 KB
 
 matrix_at = record_at(MATRIX)
 activations_at = record_at(ACTIVATIONS)

@@ -8,6 +8,7 @@ but LLVM knows what a CPU of that name has: it is asked for a dot product, and w
 """
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -85,13 +86,14 @@ class Target:
         if not self.is_aarch64:
             return False
         probe = llvm.parse_assembly(PROBE.format(triple=self.triple, extend=extend))
-        return f"\t{instruction}\t" in self.machine().emit_assembly(probe)
+        written = self.machine().emit_assembly(probe)
+        return re.search(rf"^\t{instruction}[.\t]", written, re.MULTILINE) is not None  # Apple's is sdot.4s
 
     def machine(self) -> llvm.TargetMachine:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         target = llvm.Target.from_triple(self.triple)
-        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3)
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, codemodel="small")
 
 
 @cache

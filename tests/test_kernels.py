@@ -14,9 +14,19 @@ from tfm.kernels import activation, jit, ops, rope, softmax
 
 OPS = ops.find_ops()
 HASWELL = "avx avx2 bmi bmi2 cmov cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1 sse4.2 ssse3 xsave"
+SKYLAKE = f"{HASWELL} adx aes avx512bw avx512cd avx512dq avx512f avx512vl clflushopt clwb pclmul"
+ALDERLAKE = f"{HASWELL} adx aes avxvnni clflushopt clwb pclmul"
+
+
+def cpu(name: str, features: str) -> dict[str, str]:
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in features.split())}
+
+
 FORCED = {
     "generic": {"NUMBA_CPU_NAME": "generic"},
-    "avx2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in HASWELL.split())},
+    "avx2": cpu("haswell", HASWELL),
+    "avx512": cpu("skylake-avx512", SKYLAKE),
+    "avxvnni": cpu("alderlake", ALDERLAKE),
 }
 
 
@@ -165,7 +175,7 @@ def test_machine_code_calls_no_library() -> None:
 
 @pytest.mark.parametrize("target", FORCED)
 def test_other_cpus(target: str, request: pytest.FixtureRequest) -> None:
-    """Guards the paths that this CPU would not take: plain vector code, and AVX2 without AVX-512 or VNNI.
+    """Guards the paths that this CPU would not take: plain vector code, AVX2, AVX-512 without VNNI, and AVX-VNNI.
 
     The kernel tests run in a process that compiles for the other CPU. Its machine code is kept with pytest's cache,
     so that only the first run compiles.
@@ -173,7 +183,9 @@ def test_other_cpus(target: str, request: pytest.FixtureRequest) -> None:
     host = {name for name, present in llvm.get_host_cpu_features().items() if present}
     if os.environ.get("NUMBA_CPU_NAME"):
         pytest.skip("this run is forced already")
-    if target == "avx2" and not ("avx2" in host and host & {"avx512f", "avxvnni"}):
+    wanted = {name[1:] for name in FORCED[target].get("NUMBA_CPU_FEATURES", "").split(",") if name}
+    beyond = {"avx2": {"avx512f", "avxvnni"}, "avx512": {"avx512vnni"}, "avxvnni": {"avx512vnni"}}
+    if wanted - host or (target in beyond and not host & beyond[target]):
         pytest.skip("the usual run takes this path, or the host cannot")
     folder = request.config.cache.mkdir(f"kernels-{target}")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
