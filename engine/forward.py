@@ -19,7 +19,7 @@ from typing import Any
 
 from tfm.engine.records import FEW_ROWS, LAYER, STEP
 from tfm.kernels.activation import activate_row
-from tfm.kernels.attention import append_key, append_value, attend, bytes_of_head, merge_segments
+from tfm.kernels.attention import append_key, append_value, attend_piece, bytes_of_head, merge_segments
 from tfm.kernels.embedding import add_row, embed_row
 from tfm.kernels.jit import jit
 from tfm.kernels.matmul import ROW_BLOCK, activations_at, multiply
@@ -27,7 +27,7 @@ from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
 from tfm.kernels.records import KV_BLOCK, LANES, NORMS, Q8, THREAD
 from tfm.kernels.rope import rotate
-from tfm.kernels.simd import peek_i64, record_at
+from tfm.kernels.simd import address_of, peek_i64, record_at
 from tfm.kernels.team import barrier, next_step, publish, share
 
 LAYER_BYTES = LAYER.itemsize
@@ -82,10 +82,11 @@ def add_heads(step: Record, layer: Record, me: Record, claims: int) -> None:
     read = norm_rows(step, me, layer.attn_norm, step.x, step.x_stride, step.hidden_size, 0, step.rows, quantized)
     project_heads(step, layer, me, read)
     barrier(me)
-    attend(
-        me, step.kv_type, heads, step.spans, step.num_spans, layer.cache_offset, step.heads_out, step.heads_stride,
-        step.attended, step.attended_stride, claims, step.segments, step.partials, step.partial_bytes,
-    )  # fmt: skip
+    attend_piece((
+        address_of(me), step.kv_type, address_of(heads), step.spans, step.num_spans, layer.cache_offset,
+        step.heads_out, step.heads_stride, step.attended, step.attended_stride,
+        claims, step.segments, step.partials, step.partial_bytes,
+    ))  # fmt: skip
     barrier(me)
     if step.segments != 0:
         merge_segments(

@@ -14,7 +14,8 @@ from tfm.kernels.jit import Entry, Progress
 from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import ACTIVATIONS, GROUP, TEAM_BYTES, THREAD
 
-RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,))
+ATTEND = Entry("tfm.kernels.attention:attend_part", 14 * "i")
+RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (ATTEND,))
 FOUND = Entry("tfm.kernels.team:found", "i")
 DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.kernels.formats import dense
-from tfm.kernels.jit import Entry, jit
+from tfm.kernels.jit import Entry, called_as_piece, jit
 from tfm.kernels.ops import Op
 from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import (
@@ -536,15 +536,27 @@ def append_all(kv_type, heads, blocks, positions, k, v):
 
 
 @jit
-def attend_all(thread, kv_type, heads, span, q, q_stride, out, out_stride, claims, segments, partials, partial_bytes):
-    me, heads = thread_at(thread), heads_at(heads)
-    attend(me, kv_type, heads, span, 1, 0, q, q_stride, out, out_stride, claims, segments, partials, partial_bytes)
-    if segments != 0:
-        merge_segments(me, heads, span, 1, out, out_stride, segments, partials, partial_bytes)
+def attend_part(
+    thread, kv_type, heads, spans, num_spans, layer_offset, q, q_stride, out, out_stride,
+    claims, segments, partials, partial_bytes,
+):  # fmt: skip
+    """`attend` for the addresses of its records."""
+    attend(
+        thread_at(thread), kv_type, heads_at(heads), spans, num_spans, layer_offset, q, q_stride, out, out_stride,
+        claims, segments, partials, partial_bytes,
+    )  # fmt: skip
 
 
+@jit
+def merge_part(thread, heads, span, out, out_stride, segments, partials, partial_bytes):
+    """`merge_segments` for the addresses of its records."""
+    merge_segments(thread_at(thread), heads_at(heads), span, 1, out, out_stride, segments, partials, partial_bytes)
+
+
+_attend_part = Entry("tfm.kernels.attention:attend_part", 14 * "i")
+attend_piece = called_as_piece(_attend_part)
 _append_all = Entry("tfm.kernels.attention:append_all", "iiiiii")
-_attend_all = Entry("tfm.kernels.attention:attend_all", "iiiiiiiiiiii")
+_merge_part = Entry("tfm.kernels.attention:merge_part", "iiiiiiii")
 
 
 def attention(
@@ -584,11 +596,14 @@ def attention(
     thread = np.zeros(1, THREAD)
     thread["threads"], thread["scratch"] = 1, scratch.ctypes.data
     out = np.full((T, N, H), np.nan, np.float32)
-    _attend_all(
-        thread.ctypes.data, kind, heads.ctypes.data, span.ctypes.data,
-        q.ctypes.data, 4 * N * size, out.ctypes.data, 4 * N * H,
+    records = thread.ctypes.data, heads.ctypes.data, span.ctypes.data
+    target = out.ctypes.data, 4 * N * H
+    _attend_part(
+        records[0], kind, *records[1:], 1, 0, q.ctypes.data, 4 * N * size, *target,
         claims.ctypes.data, segments, partials.ctypes.data, partial_bytes,
     )  # fmt: skip
+    if segments:
+        _merge_part(*records, *target, segments, partials.ctypes.data, partial_bytes)
     return out
 
 

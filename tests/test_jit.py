@@ -1,12 +1,12 @@
 """Where machine code is kept, and what happens when it cannot be, or is not what it should be."""
 
-import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfm.kernels import jit
@@ -66,11 +66,11 @@ DAMAGE = {
     "truncated in the code": lambda kept: kept[: len(kept) // 2],
     "one byte short": lambda kept: kept[:-1],
     "a flipped bit": lambda kept: kept[:-100] + bytes([kept[-100] ^ 4]) + kept[-99:],
-    "another symbol": lambda kept: kept.replace(b'"symbol": "', b'"symbol": "not', 1),
+    "the head alone": lambda kept: kept[:65],
     "foreign text": lambda kept: b"hello\nworld",
     "foreign bytes": lambda kept: bytes(range(256)) * 16,
-    "JSON of another shape": lambda kept: b"[1]\n" + kept,
-    "fields of another type": lambda kept: json.dumps({"symbol": 1, "sha256": None}).encode() + b"\n",
+    "the code alone": lambda kept: kept[65:],
+    "a line before": lambda kept: b"[1]\n" + kept,
 }
 
 
@@ -82,6 +82,65 @@ def test_a_damaged_object_is_compiled_again(module: str, damage: str) -> None:
     path.write_bytes(DAMAGE[damage](whole))
     assert prepared(module)[1] != []
     assert prepared(module)[1] == [], "the damaged file was replaced"
+
+
+def test_the_object_of_another_function(module: str) -> None:
+    """Guards a file under a wrong name: whole, but without the function that would be called."""
+    path = prepared(module)[0]._path()
+    other = jit.Entry(f"{module}:nothing", "if")
+    other.prepare()
+    path.write_bytes(other._path().read_bytes())
+    assert prepared(module)[1] != []
+
+
+PIECES = """
+from tfm.kernels.jit import Entry, called_as_piece, jit
+from tfm.kernels.simd import poke_i64
+
+@jit
+def part(address, value):
+    poke_i64(address, 10 * value)
+
+PART = Entry(__name__ + ":part", "ii")
+part_piece = called_as_piece(PART)
+
+@jit
+def whole(address, value):
+    part_piece((address, value + 1))
+    return value
+"""
+
+
+@pytest.mark.parametrize("processes", ["one of its own", "none can be started", "one that fails"])
+def test_a_piece_is_compiled_beside_and_called(
+    processes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Guards code in two object files: found when only one is kept, and compiled here where no process can do it."""
+    name = f"sample_pieces_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PIECES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
+    jit._digest.cache_clear()
+    if processes != "one of its own":
+        program = "/nowhere/python" if processes == "none can be started" else "false"
+        monkeypatch.setattr(sys, "executable", program)
+
+    def check() -> list[str]:
+        part, said = jit.Entry(f"{name}:part", "ii"), []
+        whole = jit.Entry(f"{name}:whole", "ii", pieces=(part,))
+        whole.prepare(lambda label, done, total: said.append(label))
+        out = np.zeros(1, np.int64)
+        assert whole(out.ctypes.data, 4) == 4
+        assert out[0] == 50
+        return [str(entry._path()) for entry in (part, whole) if said]
+
+    paths = check()
+    assert check() == []
+    for path in paths:
+        Path(path).unlink()
+        assert check() == paths
+    assert check() == []
 
 
 def test_a_folder_that_cannot_be_written(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from tfm.kernels.simd.arithmetic import (
 )
 from tfm.kernels.simd.dots import byte_sums, dot_bytes, dot_nibbles, fma_dots, high_nibbles, low_nibbles, nibble_sums
 from tfm.kernels.simd.memory import (
+    address_of,
     atomic_add,
     atomic_load,
     atomic_store,
@@ -71,7 +72,8 @@ from tfm.kernels.simd.vectors import LANES, TARGET, TILE, f32x16
 
 # fmt: off
 __all__ = [
-    "LANES", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "add_vector", "atomic_add", "atomic_load",
+    "LANES", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "add_vector", "address_of", "atomic_add",
+    "atomic_load",
     "atomic_store", "byte_sums", "dot_bytes", "dot_nibbles", "exp", "f32x16", "first_lanes", "fma", "fma_dots",
     "fma_panels", "fma_rows", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
     "load_i8", "load_rows", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16", "peek_f16",

@@ -131,6 +131,12 @@ def record_at(dtype: np.dtype[Any]) -> Any:
     return at
 
 
+@intrinsic
+def address_of(typingctx: Any, record: Any) -> Any:
+    """The address of a record, as int64."""
+    return types.int64(record), lambda context, builder, sig, args: builder.ptrtoint(args[0], ir.IntType(64))
+
+
 # ----------------------------------------------------------------------------------------------------- loads and stores
 
 
