@@ -24,7 +24,7 @@ READ, FLOATS, NIBBLES, OCTETS = (
 PEAKS = {"f32": FLOATS, "bf16": FLOATS, "f16": FLOATS, "q8": OCTETS, "q4": NIBBLES}
 """The loop of multiply-adds of each weight format."""
 
-PASSES = 10
+PASSES = 20
 READ_BYTES = 512_000_000  # at least 4 times the last cache
 ROUNDS = 1_000_000  # of a multiply loop: some milliseconds
 PAGE = 4096
@@ -46,51 +46,48 @@ def prepare(progress: Progress | None = None) -> None:
 
 
 def measure_machine(threads: int) -> Machine:
-    """Take the time of the loops; about a second."""
-    peaks = {entry: _peak(entry, threads) for entry in dict.fromkeys(PEAKS.values())}
-    return Machine(threads, _bandwidth(threads), {format: peaks[entry] for format, entry in PEAKS.items()})
+    """Take the time of the loops, in turn, so that a quiet moment serves all of them; about a second."""
+    read, read_bytes = _reading(threads)
+    multiply = {entry: _multiplying(entry, threads) for entry in dict.fromkeys(PEAKS.values())}
+    together = Barrier(threads)
+    bytes_s, macs_s = 0.0, dict.fromkeys(multiply, 0.0)
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(PASSES):
+            bytes_s = max(bytes_s, read_bytes / _seconds(pool, together, read)[0])
+            for entry, run in multiply.items():
+                seconds, macs = _seconds(pool, together, run)
+                macs_s[entry] = max(macs_s[entry], macs / seconds)
+    return Machine(threads, bytes_s, {format: macs_s[entry] for format, entry in PEAKS.items()})
 
 
-def _bandwidth(threads: int) -> float:
+def _reading(threads: int) -> tuple[Callable[[int], int], int]:
+    """What thread i does to read its part of memory, and the bytes of all parts."""
     size = max(READ_BYTES, 4 * (last_cache_bytes() or 0))
     free = available_memory()
     size = (size if free is None else min(size, free // 4)) // threads // PAGE * PAGE
     memory = aligned_empty(size * threads)
     memory.view(np.float32)[:] = 1  # pages that nobody wrote to are all one page of zeros
     out = [aligned_empty(PAGE) for _ in range(threads)]
-    base = memory.ctypes.data
-    return size * threads / _fastest(threads, lambda i: READ(base + i * size, size // 64, out[i].ctypes.data))
+    return lambda i: READ(memory.ctypes.data + i * size, size // 64, out[i].ctypes.data), size * threads
 
 
-def _peak(entry: Entry, threads: int) -> float:
-    weights = [aligned_empty(PAGE) for _ in range(threads)]
-    out = [aligned_empty(PAGE) for _ in range(threads)]
+def _multiplying(entry: Entry, threads: int) -> Callable[[int], int]:
+    """What thread i does to multiply and add; it gives how often."""
+    weights, out = ([aligned_empty(PAGE) for _ in range(threads)] for _ in range(2))
     rng = np.random.default_rng(0)
     for array in weights + out:  # as float32 about 1e-3, so that nothing overflows; as int8 anything
         array.view(np.float32)[:] = 1e-3 * rng.random(PAGE // 4, np.float32)
-    addresses = [(w.ctypes.data, ROUNDS, o.ctypes.data) for w, o in zip(weights, out, strict=True)]
-    macs = [0] * threads
-
-    def run(i: int) -> None:
-        macs[i] = entry(*addresses[i])
-
-    seconds = _fastest(threads, run)
-    return sum(macs) / seconds
+    return lambda i: entry(weights[i].ctypes.data, ROUNDS, out[i].ctypes.data)
 
 
-def _fastest(threads: int, run: Callable[[int], object]) -> float:
-    """Seconds of the fastest pass of run(0) .. run(threads - 1) side by side, from the first start to the last end."""
-    together = Barrier(threads)
+def _seconds(pool: ThreadPoolExecutor, together: Barrier, run: Callable[[int], int]) -> tuple[float, int]:
+    """Seconds of run(0) .. run(threads - 1) side by side, first start to last end; the sum of what they give."""
 
-    def timed(i: int) -> tuple[int, int]:
+    def timed(i: int) -> tuple[int, int, int]:
         together.wait()
         begun_ns = time.perf_counter_ns()
-        run(i)
-        return begun_ns, time.perf_counter_ns()
+        given = run(i)
+        return begun_ns, time.perf_counter_ns(), given
 
-    passes_ns = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(PASSES):
-            begins, ends = zip(*pool.map(timed, range(threads)), strict=True)
-            passes_ns.append(int(max(ends) - min(begins)))
-    return min(passes_ns) / 1e9
+    begins, ends, given = zip(*pool.map(timed, range(together.parties)), strict=True)
+    return (max(ends) - min(begins)) / 1e9, sum(given)
