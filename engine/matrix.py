@@ -3,7 +3,7 @@
 Shapes: N rows (outputs), K columns (inputs), G = K / group_size groups of columns that share a scale and a bias.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,17 +39,25 @@ class Matrix:
         """Bytes of all its arrays."""
         return sum(array.nbytes for array in (self.weight, self.scales, self.biases) if array is not None)
 
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """All weights as float32 [N, K]; of q4 and q8, product and sum are each rounded to float32."""
+    def part(self, rows: slice | list[int]) -> "Matrix":
+        """Some of its rows, as a matrix of their own."""
+        picked = (None if array is None else array[rows] for array in (self.weight, self.scales, self.biases))
+        weight, scales, biases = picked
+        assert weight is not None
+        return replace(self, rows=len(weight), weight=weight, scales=scales, biases=biases)
+
+    def dequantize(self, dtype: type[np.floating[Any]] = np.float32) -> npt.NDArray[Any]:
+        """All weights [N, K] as float32, or float64; of q4 and q8, product and sum are each rounded to it."""
         if self.format not in QUANTIZED_BITS:
-            return to_float32(self.weight)
+            return to_float32(self.weight).astype(dtype, copy=False)
         assert self.scales is not None
         assert self.biases is not None
         codes_NK = self.weight.view(np.uint8)
         if QUANTIZED_BITS[self.format] == 4:
             codes_NK = np.stack([codes_NK & 0x0F, codes_NK >> 4], axis=-1)
         codes_NGg = codes_NK.reshape(self.rows, -1, self.group_size)
-        values = codes_NGg * to_float32(self.scales)[:, :, None] + to_float32(self.biases)[:, :, None]
+        scales_NG, biases_NG = (to_float32(table).astype(dtype, copy=False) for table in (self.scales, self.biases))
+        values = codes_NGg * scales_NG[:, :, None] + biases_NG[:, :, None]
         return values.reshape(self.rows, self.columns)
 
 
