@@ -385,5 +385,9 @@ def test_machine_code_uses_only_what_the_target_has() -> None:
         assert ("vpdpbusd" in assembly) == (simd.TARGET.has_vnni_256 or simd.TARGET.has_vnni_512)
         assert ("vfmadd" in assembly) == simd.TARGET.has_fma
         assert ("vcvtph2ps" in assembly) == simd.TARGET.has_f16c
+    if simd.TARGET.is_aarch64:
+        assert ("\tsdot" in assembly) == simd.TARGET.has_dotprod
+        assert ("\tusdot" in assembly) == simd.TARGET.has_i8mm
+        assert "\tfmla" in assembly
     for routine in ("fmaf", "expf", "tanhf", "roundf", "rintf", "extendhfsf2", "truncsfhf2", "gnu_h2f", "gnu_f2h"):
         assert routine not in assembly
