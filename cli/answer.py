@@ -21,6 +21,7 @@ class Answer:
     tokens: list["Token"] = field(default_factory=list)
     first_s: float | None = None
     last_s: float | None = None
+    is_whole: bool = False
 
     def follow(self, tokens: Iterable["Token"]) -> Iterator["Token"]:
         """tokens, noted as they pass."""
@@ -29,15 +30,17 @@ class Answer:
             self.first_s = self.first_s or self.last_s
             self.tokens.append(token)
             yield token
+        self.is_whole = True
 
     @property
     def text(self) -> str:
         return "".join(token.text for token in self.tokens)
 
     @property
-    def finish_reason(self) -> str:
-        """ "length" also when no token was asked for."""
-        return (self.tokens and self.tokens[-1].finish_reason) or "length"
+    def finish_reason(self) -> str | None:
+        """ "length" also when no token was asked for; None for an answer that was broken off."""
+        found = self.tokens[-1].finish_reason if self.tokens else None
+        return found or ("length" if self.is_whole else None)
 
     @property
     def prompt_tok_s(self) -> float | None:
@@ -79,8 +82,13 @@ class Answer:
             f"memory  {peak_memory_bytes() / 1e6:.0f} MB at most",
         ]
 
-    def as_json(self, model: "Model", seed: int | None, with_tokens: bool) -> dict[str, Any]:
-        """The object that --json prints. completion_tokens counts the token that ended the text as well."""
+    def as_json(
+        self, model: "Model", seed: int | None, with_tokens: bool, ids_in_text: "IdsInText | None" = None
+    ) -> dict[str, Any]:
+        """The object that --json prints. completion_tokens counts the token that ended the text as well.
+
+        ids_in_text, new for this answer, is for one that has the ids of its text.
+        """
         result: dict[str, Any] = {
             "text": self.text,
             "finish_reason": self.finish_reason,
@@ -90,6 +98,8 @@ class Answer:
             "seed": seed,
             "timings": self.timings(),
         }
+        if ids_in_text is not None:
+            result["ids"] = [id_ for token in self.tokens for id_ in ids_in_text.push(token)]
         if with_tokens:
             result["tokens"] = [_token_as_json(token, model.tokenizer) for token in self.tokens]
         return result

@@ -5,8 +5,12 @@ Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C, 
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from tfm.cli import interrupt
+
+if TYPE_CHECKING:
+    from tfm.cli.output import Output
 
 DONE, FAILED, WRONG_USAGE, NOBODY_READS = 0, 1, 2, 141
 
@@ -36,7 +40,7 @@ def _run(arguments: list[str]) -> int:
     if sys.stdout is not None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     output = Output()
-    interrupt.listen(output.last_words)
+    interrupt.listen(lambda: _last_words(output))
     if "_TFM_COMPLETE" in os.environ:
         return complete_in_shell(os.environ["_TFM_COMPLETE"])
     try:
@@ -65,6 +69,15 @@ def _run(arguments: list[str]) -> int:
             _drop_stdout()  # it may be the one that is full
         return FAILED
     return DONE
+
+
+def _last_words(output: "Output") -> None:
+    """Before the process is ended from the side, which passes over what is done at exit."""
+    output.last_words()
+    if "tfm.engine.store" in sys.modules:
+        from tfm.engine.store import remove_run_folder
+
+        remove_run_folder()
 
 
 def _in_words(error: OSError) -> str:

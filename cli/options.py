@@ -6,6 +6,7 @@ here once and is a typed field everywhere else.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -142,6 +143,9 @@ model_option = click.option(
     help="The model: a folder, a .gguf file, org/name[@revision] on the hub, or smollm2-135m. "
     "$TFM_MODEL changes the default.",
 )  # fmt: skip
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="Processors to use; default: all."
+)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class ModelOptions:
 
 model_options = group("model", ModelOptions, [
     model_option,
-    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Processors to use; default: all."),
+    threads_option,
     click.option(
         "--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True,
         help="How the context is kept in memory: exact, half the memory, or a quarter.",
@@ -249,6 +253,11 @@ class TextOptions:
         from tfm.cli.text import gather
 
         return gather(self.text, self.files, not self.no_stdin, notes)
+
+    @property
+    def has_stdin(self) -> bool:
+        """Whether stdin is wanted and open, and no terminal."""
+        return not self.no_stdin and sys.stdin is not None and not os.isatty(0)
 
 
 def text_options(name: str) -> Decorator:

@@ -6,7 +6,8 @@ import select
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -43,6 +44,7 @@ class Output:
 
     def __init__(self) -> None:
         self._held: list[str] = []
+        self._owed: Callable[[], str] | None = None
         self._at_line_start = True
         self._lock = threading.Lock()
 
@@ -79,6 +81,26 @@ class Output:
             held, self._held = self._held, []
         self.write("".join(held))
 
+    @contextmanager
+    def owing(self, make: Callable[[], str]) -> Iterator[None]:
+        """Write the line that make gives at the end of the work inside; also, of what there is then, at Ctrl-C."""
+        self._owed = make
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._pay()
+            raise
+        except BaseException:
+            self._owed = None
+            raise
+        self._pay()
+
+    def _pay(self) -> None:
+        with self._lock:
+            owed, self._owed = self._owed, None
+        if owed is not None:
+            self.write_line(owed())
+
     def end_line(self) -> None:
         """On a terminal, begin a new line for what comes next; a pipe or file gets the result and not a byte more."""
         if self.is_terminal and not self._at_line_start:
@@ -88,6 +110,7 @@ class Output:
         """Before the process is stopped: nothing that was made is lost, and the terminal is as it was."""
         with suppress(OSError, TfmError):
             self.release()
+            self._pay()
         if sys.stderr is not None and os.isatty(2):
             _write_all(2, b"\n" + SHOW_CURSOR)
 
@@ -124,6 +147,11 @@ class Notes:
             if self._stage is None:
                 self._stage = _Stage(label, self.is_terminal, self._told)
             self._stage.update(done, total)
+
+    def asked_for(self, label: str, done: int, total: int | None) -> None:
+        """The Progress of work that is the command itself: a bar on a terminal; a pipe is told nothing of it."""
+        if self.is_terminal:
+            self.progress(label, done, total)
 
     def __enter__(self) -> Self:
         self._warnings = warnings.catch_warnings()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tfm.engine.errors import TfmError
+from tfm.engine.progress import Progress, silent
 from tfm.engine.sampling import SamplingParams, sample
 
 if TYPE_CHECKING:
@@ -80,13 +81,14 @@ def generate(
     stop: Sequence[str] = (),
     logprobs: int = 0,
     chunk: int = 512,
+    progress: Progress = silent,
 ) -> Iterator[Token]:
     """Continue ids by at most max_tokens tokens; sampling None is greedy.
 
     A stop text ends the answer before it, also when it is the name of a control token; only generated text is searched.
     logprobs is how many of the likeliest tokens to report with each, chunk how many tokens of the prompt to run at once
-    (the result is the same). No ids at all stand for BOS alone. Raises TfmError, before the first token, for a prompt
-    that does not fit the context and for options that do not make sense.
+    (the result is the same); progress is told how much of it has been run. No ids at all stand for BOS alone. Raises
+    TfmError, before the first token, for a prompt that does not fit the context and for options that do not make sense.
     """
     params = (sampling or SamplingParams()).seeded()
     params.check_ids(model.config.vocab_size)
@@ -102,7 +104,7 @@ def generate(
         raise model.too_long(len(prompt))
     finder = StopFinder(stop)
     most = min(max_tokens, model.ctx - len(prompt) + 1)
-    return _tokens(model, prompt, most, params, finder, _ending_ids(model, stop), logprobs, chunk)
+    return _tokens(model, prompt, most, params, finder, _ending_ids(model, stop), logprobs, chunk, progress)
 
 
 def _ending_ids(model: "Model", stop: Sequence[str]) -> frozenset[int]:
@@ -120,6 +122,7 @@ def _tokens(
     ending_ids: frozenset[int],
     logprobs: int,
     chunk: int,
+    progress: Progress,
 ) -> Iterator[Token]:
     if most == 0:
         return
@@ -131,6 +134,7 @@ def _tokens(
         last = (len(prompt) - 1) // chunk * chunk
         for begin in range(0, last, chunk):
             model.step([(sequence, prompt[begin : begin + chunk])], "none")
+            progress("reading the prompt", begin + chunk, len(prompt))
         new = prompt[last:]
         for count in range(1, most + 1):
             logits_V = model.step([(sequence, new)])[0]

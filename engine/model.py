@@ -14,7 +14,7 @@ from tfm.engine.cache import BlockPool, Sequence
 from tfm.engine.config import ModelConfig
 from tfm.engine.errors import TfmError
 from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
-from tfm.engine.progress import Progress
+from tfm.engine.progress import Progress, silent
 from tfm.engine.records import STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
 from tfm.kernels.packing import aligned_empty
@@ -152,12 +152,12 @@ class Model:
 
     def generate(
         self, ids: Items[int], max_tokens: int = 1024, sampling: "SamplingParams | None" = None,
-        stop: Items[str] = (), logprobs: int = 0, chunk: int = MAX_ROWS,
+        stop: Items[str] = (), logprobs: int = 0, chunk: int = MAX_ROWS, progress: Progress = silent,
     ) -> "Iterator[Token]":  # fmt: skip
         """The continuation of ids, token by token; see engine/generate.py."""
         from tfm.engine.generate import generate
 
-        return generate(self, ids, max_tokens=max_tokens, sampling=sampling, stop=stop, logprobs=logprobs, chunk=chunk)
+        return generate(self, ids, max_tokens, sampling, stop, logprobs, chunk, progress)
 
     def too_long(self, tokens: int) -> TfmError:
         """The error of a text of so many tokens, which do not fit the context."""

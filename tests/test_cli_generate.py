@@ -133,6 +133,9 @@ def test_ids_in_and_out(parrot: Path) -> None:
     assert text_of("--ids", "-m", parrot, "-n", "0", "11") == "\n"
     answer = object_of("--ids", "-m", parrot, "5 11")
     assert (answer["prompt_tokens"], answer["text"]) == (2, ANSWER)
+    assert list(answer) == [*KEYS, "ids"], "with --json the ids were nowhere"
+    assert answer["ids"] == ANSWER_IDS
+    assert object_of("--ids", "-m", parrot, "--stop", "é", "11")["ids"] == ANSWER_IDS[:3]
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,14 @@ def test_pull_what_is_not_there(env: Env, ref: str, word: str) -> None:
 
 
 def test_pull_what_cannot_be_run(hub: HubServer, env: Env) -> None:
-    """It was fetched, so it is a success; that it will not run is told at once and not at the first use."""
+    """That it will not run is told at once and not at the first use; it ended as if all were well. It stays there."""
     hub.branches["main"]["config.json"] = b'{"model_type": "bert"}'
     done = run("pull", REPO, env=env)
-    assert done.returncode == 0
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert b"it is here (" in done.stderr
     assert b"tfm cannot run it: " in done.stderr
+    hub.requests.clear()
+    assert run("show", REPO, env=env | {"HF_HUB_OFFLINE": "1"}).returncode == 0
     assert b"bert" in done.stderr
     assert b"llama" in done.stderr
 
@@ -134,7 +137,7 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
     assert [(row[0], row[2]) for row in listed] == [(str(gguf), "gguf"), (REPO, "hub")]
     assert listed[0][3] == imported.stdout.decode().strip()
     rows = json.loads(run("list", "--json", env=env).stdout)
-    assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "folder"]] * 2
+    assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "folder", "fault"]] * 2
     for row in rows:
         done = run("rm", row["ref"], env=env)
         assert (done.returncode, done.stdout) == (0, b"")
@@ -142,6 +145,44 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
         assert not Path(row["folder"]).exists()
     assert run("list", "-q", env=env).stderr == b""
     assert gguf.exists()
+
+
+def test_list_tells_of_a_gguf_file_that_is_gone(tmp_path: Path) -> None:
+    """A file that was renamed stayed in the list under its old name, like any other."""
+    env = {"TFM_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    run("pull", gguf, env=env)
+    gguf.unlink()
+    assert run("list", env=env).stdout.endswith(b"  its file is gone\n")
+    (row,) = json.loads(run("list", "--json", env=env).stdout)
+    assert row["fault"] == "its file is gone"
+
+
+def test_pull_without_a_cache(tmp_path: Path) -> None:
+    """It is there to keep a model: elsewhere a cache that cannot be written is gone on without."""
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    for cache in ("/dev/null", "/proc"):
+        done = run("pull", gguf, env={"TFM_CACHE": cache})
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+        assert f"cache folder {cache}: cannot be written" in done.stderr.decode()
+        done = run("tokenize", "-m", gguf, "--count", "a", env={"TFM_CACHE": cache})
+        assert (done.returncode, len(done.stderr.splitlines())) == (0, 1)
+
+
+def test_run_without_a_cache_that_is_stopped(tmp_path: Path) -> None:
+    """It must not leave its import behind."""
+    (tmp_path / "t").mkdir()
+    env = {"TFM_CACHE": "/dev/null", "TMPDIR": str(tmp_path / "t")}
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    command = [TFM, "generate", "--raw", "-n", "1", "-m", gguf, "a"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=environment(env)) as process:
+        assert process.stderr is not None
+        assert any(b"compiling" in line for line in iter(process.stderr.readline, b""))
+        assert len(list((tmp_path / "t").glob("tfm-run-*"))) == 1
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert list((tmp_path / "t").glob("tfm-run-*")) == []
 
 
 def test_rm_what_is_not_in_the_cache(env: Env, parrot: Path, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from cli_process import TFM, TIMEOUT_S, environment, run, shell
+
+from tfm.engine import load
 
 ANSWER = "Hi é🙂!"
 
@@ -311,6 +313,38 @@ def test_progress_in_a_file() -> None:
     assert subprocess.run([sys.executable, "-c", WORK, "quiet"], capture_output=True, check=True).stderr == b""
 
 
+READ = """
+import sys, time
+from tfm.cli.output import Notes
+from tfm.cli.reading import PATIENCE_S, Reading
+with Notes(quiet="quiet" in sys.argv) as notes:
+    reading = Reading(notes, 9000)
+    def tokens():
+        reading.progress("reading the prompt", 512, 9000)
+        time.sleep(PATIENCE_S + 1 if "long" in sys.argv else 0.7)
+        yield "token"
+    assert list(reading.follow(tokens())) == ["token"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [(["long"], b"tfm: reading the prompt: 512 of 9000 tokens so far\n"), (["long", "quiet"], b""), (["short"], b"")],
+)
+def test_long_prompt_is_told_of(how: list[str], told: bytes) -> None:
+    """Thousands of tokens were read in silence where stderr is no terminal."""
+    done = subprocess.run([sys.executable, "-c", READ, *how], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", told)
+
+
+def test_prompt_is_counted_while_it_is_read(parrot: Path) -> None:
+    """What is told of a long prompt comes from the engine, after every part of it."""
+    told: list[tuple[str, int, int | None]] = []
+    with closing(load(parrot)) as model:
+        list(model.generate([11] * 700, 1, chunk=256, progress=lambda *step: told.append(step)))
+    assert told == [("reading the prompt", 256, 700), ("reading the prompt", 512, 700)]
+
+
 def test_progress_on_a_terminal() -> None:
     """The bar stayed on the screen after the work, or the cursor hidden."""
     process, terminal = pty.fork()
@@ -364,6 +398,26 @@ def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> 
     status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
     assert (status, error) == (130, b"")
     assert out.startswith(b"abcdefghijabc")
+
+
+def test_ctrl_c_with_json_prints_what_is_there(endless_parrot: Path) -> None:
+    """With --json all that was made until Ctrl-C was lost."""
+    arguments = "generate", "--no-stdin", "--json", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error, out.count(b"\n")) == (130, b"", 1)
+    answer = json.loads(out)
+    assert answer["finish_reason"] is None
+    assert answer["completion_tokens"] == len(answer["text"])
+    assert answer["text"].startswith("abcdefghijabc")
+
+
+def test_ctrl_c_with_json_in_one_long_call(default_model_folder: Path) -> None:
+    """Also where the main thread is in the middle of a forward pass and another one ends the process."""
+    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error) == (130, b"")
+    answer = json.loads(out)
+    assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == ("", None, 0)
 
 
 def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:

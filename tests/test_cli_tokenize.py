@@ -1,11 +1,12 @@
 """tfm tokenize: ids, text and places that are exact to the byte."""
 
 import json
+import os
 import random
 from pathlib import Path
 
 import pytest
-from cli_process import run
+from cli_process import run, shell
 from parrot import write_parrot
 
 TEXTS = ["a", " Once upon  a time\n\n", "é🙂 ü\0\r\n", "<|end|>", "日本語 한국어", "\u2028\u0085\ufeffx", "a" * 3000]
@@ -72,8 +73,12 @@ def test_control_tokens(parrot: Path) -> None:
 
 
 def test_nothing(parrot: Path) -> None:
-    """Nothing given is wrong usage; an empty text that is given has no tokens."""
-    assert run("tokenize", "-m", parrot).returncode == 2
+    """Nothing given is wrong usage; an empty text that is given has no tokens: an empty file on stdin was refused."""
+    assert run("tokenize", "--no-stdin", "-m", parrot).returncode == 2
+    assert shell(f"tfm tokenize -m {parrot} <&-").returncode == 2
+    assert run("tokenize", "--count", "-m", parrot).stdout == b"0\n"
+    assert run("tokenize", "--count", "-m", parrot, "-f", os.devnull).stdout == b"0\n"
+    assert run("tokenize", "-m", parrot).stdout == b"\n"
     assert run("tokenize", "-m", parrot, "").stdout == b"\n"
     assert run("tokenize", "--decode", "-m", parrot, "").stdout == b""
     assert run("tokenize", "--json", "-m", parrot, "").stdout == b"[]\n"

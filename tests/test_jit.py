@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,9 @@ def test_a_folder_that_cannot_be_written(module: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(UserWarning, match="TFM_CACHE"):
         prepared(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there was one for every kernel
+        jit.Entry(f"{module}:nothing", "if").prepare()
 
 
 def test_a_folder_in_the_place_of_the_object(module: str) -> None:

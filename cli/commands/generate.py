@@ -2,9 +2,10 @@
 
 import json
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,9 +24,10 @@ from tfm.cli.options import (
 )
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
+from tfm.cli.reading import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from tfm.engine.generate import Token
 
@@ -57,7 +59,10 @@ answer_options = group("shape", AnswerOptions, [
         help="Most tokens of the answer.",
     ),
     click.option("--stop", type=TEXT, multiple=True, help="End the answer before this text. Repeatable."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object: the answer, why it ended, counts, timings."),
+    click.option(
+        "--json", "as_json", is_flag=True,
+        help="One JSON object: the answer, why it ended (null: by Ctrl-C), counts, timings; with --ids also its ids.",
+    ),
     click.option(
         "--logprobs", type=click.IntRange(min=0), metavar="K",
         help="With --json: each token with its log-probability, and the K likeliest in its place.",
@@ -107,31 +112,28 @@ def command(
             loaded_s = time.perf_counter()
             params = sampling.params(loaded, notes)
             ids = prompt.encode(loaded.tokenizer, text)
-            tokens = loaded.generate(ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0)
-            tokens = _told_while_waiting(tokens, notes, len(ids))
+            reading = Reading(notes, len(ids))
+            made = loaded.generate(
+                ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0, progress=reading.progress
+            )
             answer = Answer(begun_s, loaded_s, len(ids))
+            tokens = answer.follow(reading.follow(made))
+            ids_in_text = IdsInText(loaded.tokenizer, ids[-1] if ids else None) if prompt.ids else None
             if shape.as_json:
-                for _ in answer.follow(tokens):
-                    continue
-                as_json = answer.as_json(loaded, params.seed, shape.logprobs is not None)
-                output.write_line(json.dumps(as_json, ensure_ascii=False))
-            elif prompt.ids:
-                _write_ids(output, answer.follow(tokens), IdsInText(loaded.tokenizer, ids[-1] if ids else None), shape)
+                with_tokens = shape.logprobs is not None
+                with output.owing(lambda: _json(answer.as_json(loaded, params.seed, with_tokens, ids_in_text))):
+                    deque(tokens, maxlen=0)
+            elif ids_in_text is not None:
+                _write_ids(output, tokens, ids_in_text, shape)
             else:
-                _write_text(output, answer.follow(tokens), shape)
+                _write_text(output, tokens, shape)
             if shape.verbose:
                 for line in answer.report(loaded):
                     say(f"tfm: {line}")
 
 
-def _told_while_waiting(tokens: "Iterator[Token]", notes: Notes, prompt_tokens: int) -> "Iterator[Token]":
-    """tokens, with a sign of life on a terminal until the first one is there."""
-    label = f"reading the prompt, {prompt_tokens} tokens"
-    if notes.is_terminal:
-        notes.progress(label, 0, 1)
-    for token in tokens:
-        notes.progress(label, 1, 1)
-        yield token
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _write_text(output: Output, tokens: "Iterable[Token]", shape: AnswerOptions) -> None:

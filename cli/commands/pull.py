@@ -22,14 +22,13 @@ def command(output: Output, ref: str, quiet: bool) -> None:
     A model of the hub goes into the hub's own cache; a branch, tag or commit is named as org/name@revision. What is
     there already is not fetched again; of a branch that has moved on, what is new is.
     """
-    from tfm.engine.config import read_config
     from tfm.engine.errors import TfmError
     from tfm.engine.hub import resolve
+    from tfm.engine.summary import summarize
 
     with Notes(quiet) as notes:
-        folder = resolve(ref, notes.progress, refresh=True)
-        try:
-            read_config(folder)
-        except TfmError as error:
-            notes.note(f"it is here, but tfm cannot run it: {error}")
+        folder = resolve(ref, notes.progress, refresh=True, keep=True)
+        fault = summarize(folder).unsupported
+    if fault is not None:
+        raise TfmError(f"model {ref}: it is here ({folder}), but tfm cannot run it: {fault}", do="tfm rm takes it away")
     output.write_line(str(folder))

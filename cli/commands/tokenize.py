@@ -51,6 +51,8 @@ def command(
         raise click.UsageError("--json and --count are two shapes of the result; choose one.")
     with Notes(quiet) as notes:
         text = source.read(notes)
+        if text is None and source.has_stdin:
+            text = ""  # an empty file is a text of no tokens
         if text is None:
             raise click.UsageError("No text: give TEXT, -f FILE or text on stdin.")
         tokenizer = _load(ref, notes)
