@@ -1,24 +1,52 @@
 """A worker's side of a benchmark: a JSON object a line, in and out. So a model is loaded once and runs take turns.
 
-The worker first says what it is. Then each request {"ids": [...], "rows": n} runs the ids through an empty context,
-n at a time, and is answered with {"seconds", "top", "idle_s", "idle_cpu_s"}: the time it took; the likeliest next
-token; how long the worker had waited for the request, and how much processor time its threads used meanwhile. That
-slows the other side and should be nothing.
+The worker gets its settings as one JSON object and first says what it is. Then each request is
+
+    ids      token ids; the first `depth` of them are in the context before the time is taken
+    rows     how many of the others are run at once: 1 decodes
+    batch    sequences that do this side by side
+
+and is answered with {"seconds", "top", "idle_s", "idle_cpu_s"}: the time it took; the likeliest next token; how long
+the worker had waited for the request, and how much processor time its threads used meanwhile. That slows the other
+sides and should be nothing.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 
-def serve(about: Mapping[str, object], run: Callable[[Sequence[int], int], tuple[float, int]]) -> None:
-    """Answer requests until stdin ends. run(ids, rows) gives the seconds and the likeliest next token."""
+@dataclass(frozen=True)
+class Request:
+    ids: list[int]
+    rows: int
+    depth: int = 0
+    batch: int = 1
+
+    @property
+    def new(self) -> list[int]:
+        """The ids whose time is taken."""
+        return self.ids[self.depth :]
+
+    def parts(self) -> list[list[int]]:
+        """The new ids, `rows` at a time."""
+        return [self.new[first : first + self.rows] for first in range(0, len(self.new), self.rows)]
+
+
+def settings() -> dict[str, Any]:
+    """The worker's only argument."""
+    found: dict[str, Any] = json.loads(sys.argv[1])
+    return found
+
+
+def serve(about: Mapping[str, object], run: Callable[[Request], Mapping[str, object]]) -> None:
+    """Answer requests until stdin ends. run gives at least "seconds" and "top"."""
     print(json.dumps(about), flush=True)
     since, cpu_since = time.perf_counter(), time.process_time()
     for line in sys.stdin:
-        idle_s, idle_cpu_s = time.perf_counter() - since, time.process_time() - cpu_since
-        request = json.loads(line)
-        seconds, top = run(request["ids"], request["rows"])
-        print(json.dumps({"seconds": seconds, "top": top, "idle_s": idle_s, "idle_cpu_s": idle_cpu_s}), flush=True)
+        idle = {"idle_s": time.perf_counter() - since, "idle_cpu_s": time.process_time() - cpu_since}
+        print(json.dumps({**run(Request(**json.loads(line))), **idle}), flush=True)
         since, cpu_since = time.perf_counter(), time.process_time()

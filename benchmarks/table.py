@@ -13,13 +13,14 @@ HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 RESULTS = HERE / "results"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-COMMANDS = "pip install -e '.[peers]'\npython benchmarks/against_llama_cpp.py\npython benchmarks/table.py"
-LABELS = {
-    "tg": "decode, {} tokens",
-    "pp": "prompt of {} tokens",
-    "start": "start to first token, warm",
-    "compile": "compiling the kernels, once",
+COMMANDS = "pip install -e '.[peers]'\npython benchmarks/against_peers.py\npython benchmarks/table.py"
+PACKAGES = {
+    "llama_cpp": ("llama-cpp-python",),
+    "ctranslate2": ("ctranslate2",),
+    "transformers": ("transformers", "torch"),
+    "matmul": ("numpy", "blas"),
 }
+"""What is told of a peer's versions, by the name of its worker."""
 WIDTH = 120
 
 
@@ -29,7 +30,7 @@ def newest(folder: Path = RESULTS) -> Path | None:
 
 
 def read(path: Path) -> dict:
-    """A results file, as against_llama_cpp.py writes it."""
+    """A results file, as against_peers.py writes it."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -40,55 +41,75 @@ def section(results: Mapping[str, dict], name: str) -> str:
 
 def table(results: Mapping[str, dict]) -> str:
     """One row a test."""
-    model = f"{Path(results['model']['file']).stem}, {results['threads']} threads"
-    rows = [[label(test), figure(test, "tfm"), figure(test, "llama_cpp"), gain(test)] for test in results["tests"]]
-    return aligned([[model, "tfm", "llama.cpp", "tfm is faster"], *rows])
+    model = f"{results['model']['name']}, {results['threads']} threads"
+    rows = [
+        [test["title"], figure(test, "tfm"), figure(test, test.get("best_peer")), peer(test), gain(test), share(test)]
+        for test in results["tests"]
+    ]
+    return aligned([[model, "tfm", "best peer", "which is", "tfm is faster", "of the limit"], *rows])
 
 
-def label(test: Mapping) -> str:
-    """What a test is called here: tg128 is "decode, 128 tokens (tg128)"."""
-    name = test["test"]
-    if test["tokens"] is None:
-        return LABELS[name]
-    return f"{LABELS[name.rstrip('0123456789')].format(test['tokens'])} ({name})"
-
-
-def figure(test: Mapping, side: str) -> str:
-    """A side's median with its unit; nothing where the side has none."""
-    if side not in test:
+def figure(test: Mapping, side: str | None) -> str:
+    """A side's median with its unit; nothing where there is no such side."""
+    if side is None:
         return ""
-    if "median_tok_s" in test[side]:
-        return f"{test[side]['median_tok_s']:.0f} tok/s"
-    return f"{test[side]['median_s']:.2f} s"
+    measured = test["sides"][side]
+    if "median_tok_s" in measured:
+        rate = measured["median_tok_s"]
+        return f"{rate:.0f} tok/s" if rate >= 20 else f"{rate:.1f} tok/s"
+    if "median_bytes" in measured:
+        return f"{measured['median_bytes'] / 1e6:.0f} MB"
+    return f"{measured['median_s']:.2f} s" if measured["median_s"] >= 0.2 else f"{measured['median_s'] * 1000:.0f} ms"
+
+
+def peer(test: Mapping) -> str:
+    """The fastest peer."""
+    return test.get("best_peer", "")
 
 
 def gain(test: Mapping) -> str:
     """How many times faster tfm is; nothing where there is nobody to compare with."""
-    return f"{test['times_faster']:.2f} times" if "times_faster" in test else ""
+    return f"{test['times_faster'][test['best_peer']]:.2f} times" if "best_peer" in test else ""
+
+
+def share(test: Mapping) -> str:
+    """tfm's share of what the machine can do at most, and what bounds that; nothing where it is not known."""
+    return f"{test['limit_share']:.0%} {test['limit']}" if "limit_share" in test else ""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that can be read as it is: the first column to the left, figures to the right."""
+    """A Markdown table that can be read as it is: words to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    to_the_left = [title in (rows[0][0], "which is") for title in rows[0]]
+    rule = ["-" * w if left else "-" * (w - 1) + ":" for w, left in zip(widths, to_the_left, strict=True)]
     lines = []
-    for first, *figures in [rows[0], rule, *rows[1:]]:
-        cells = [first.ljust(widths[0]), *map(str.rjust, figures, widths[1:])]
+    for row in [rows[0], rule, *rows[1:]]:
+        cells = [
+            cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(row, widths, to_the_left, strict=True)
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def conditions(results: Mapping[str, dict], name: str) -> str:
     """Machine, date, versions, and what the numbers are, as a paragraph."""
-    machine, tfm, peer = results["machine"], results["versions"]["tfm"], results["versions"]["llama_cpp"]
+    machine, versions = results["machine"], results["versions"]
+    tfm = versions["tfm"]
     where = (
         f"{machine['cpu']} ({machine['llvm_cpu']}), {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
     )
     own = f"tfm {tfm['tfm-cli']} (Python {tfm['python']}, Numba {tfm['numba']}, llvmlite {tfm['llvmlite']})"
+    peers = [
+        f"{package} {versions[program][package]}"
+        for program, packages in PACKAGES.items()
+        if program in versions
+        for package in packages
+    ]
     text = (
-        f"Measured {results['measured_at'][:10]} on {where}, {machine['system']}: {own} beside llama-cpp-python "
-        f"{peer['llama-cpp-python']}, built on that machine. Both run the same file with the same threads in one run, "
-        f"taking turns; medians of {results['repetitions']}. All samples: [{name}](benchmarks/results/{name})."
+        f"Measured {results['measured_at'][:10]} on {where}, {machine['system']}: {own} beside "
+        f"{', '.join(peers)}. All run the same weights with the same threads in one run, taking turns; medians of "
+        f"{results['repetitions']}. The limit is what this machine's memory or multipliers allow, measured in the same "
+        f"run. All peers, all samples and what is asked of each test: [{name}](benchmarks/results/{name})."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
@@ -104,7 +125,7 @@ def with_section(text: str, content: str) -> str:
 def main() -> None:
     path = newest()
     if path is None:
-        raise SystemExit(f"{RESULTS}: no results; run benchmarks/against_llama_cpp.py")
+        raise SystemExit(f"{RESULTS}: no results; run benchmarks/against_peers.py")
     text = README.read_text(encoding="utf-8")
     README.write_text(with_section(text, section(read(path), path.name)), encoding="utf-8")
 

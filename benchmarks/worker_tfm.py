@@ -1,42 +1,79 @@
-"""tfm's worker: python worker_tfm.py MODEL THREADS CONTEXT. See serve.py."""
+"""tfm's worker. See serve.py.
+
+model is what -m takes, or a config.json: then the weights are random, in q4. limits are the machine's, as limits.py
+measures them; each answer carries what the request takes at least (limit_s) and what that is bounded by (limit).
+"""
 
 import platform
-import sys
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
-from serve import serve
+from serve import Request, serve, settings
 
 from tfm.engine import load
+from tfm.engine.bench import Test, limit_of, open_shape
+from tfm.engine.cache import Sequence
+from tfm.engine.model import MAX_ROWS, Model
+from tfm.engine.roofline import Machine
 
 PACKAGES = ("tfm-cli", "numba", "llvmlite", "numpy")
 CHECK_TEXT = "The capital of France is the city of"
 
 
-def main(ref: str, threads: int, ctx: int) -> None:
-    model = load(ref, threads=threads, ctx=ctx)
+class Texts:
+    """The sequences of the last request, kept: what is in them already need not be run again."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._stack = model, ExitStack()
+        self._sequences: list[Sequence] = []
+        self._ids: list[int] = []
+
+    def at(self, request: Request) -> list[Sequence]:
+        """`batch` sequences that hold the first `depth` ids and nothing else."""
+        before = request.ids[: request.depth]
+        if len(self._sequences) != request.batch or self._ids[: request.depth] != before:
+            self._stack.close()
+            self._sequences = [self._stack.enter_context(self._model.sequence()) for _ in range(request.batch)]
+            for sequence in self._sequences:
+                for first in range(0, request.depth, MAX_ROWS):
+                    self._model.step([(sequence, before[first : first + MAX_ROWS])], "none")
+        for sequence in self._sequences:
+            sequence.truncate(request.depth)
+        self._ids = request.ids
+        return self._sequences
+
+
+def main(model: str, threads: int, ctx: int, limits: dict[str, Any] | None = None) -> None:
+    is_shape = model.endswith(".json")
+    loaded = open_shape(Path(model), "q4", threads, "f16").model if is_shape else load(model, threads=threads, ctx=ctx)
     about = {
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "vocab_size": model.config.vocab_size,
-        "weights_bytes": model.memory()["weights_bytes"],
-        "kv_type": model.kv_type,
+        "vocab_size": loaded.config.vocab_size,
+        "memory": loaded.memory(),
+        "kv_type": loaded.kv_type,
         "llvm_cpu": llvm.get_host_cpu_name(),
-        "check_ids": model.tokenizer.encode(CHECK_TEXT),
+        "check_ids": None if is_shape else loaded.tokenizer.encode(CHECK_TEXT),
     }
+    texts, machine = Texts(loaded), Machine(**limits) if limits else None
 
-    def run(ids: Sequence[int], rows: int) -> tuple[float, int]:
-        parts = [ids[first : first + rows] for first in range(0, len(ids), rows)]
-        with model.sequence() as sequence:
-            start = time.perf_counter()
-            for part in parts:
-                logits = model.step([(sequence, part)])
-            seconds = time.perf_counter() - start
-        return seconds, int(logits[0].argmax())
+    def run(request: Request) -> dict[str, object]:
+        sequences, parts = texts.at(request), request.parts()
+        start = time.perf_counter()
+        for part in parts:
+            logits = loaded.step([(sequence, part) for sequence in sequences])
+        answer: dict[str, object] = {"seconds": time.perf_counter() - start, "top": int(logits[0].argmax())}
+        if machine is not None:
+            kind = "tg" if request.rows == 1 else "pp"
+            test = Test(kind, len(request.new), request.batch, request.depth)
+            answer["limit_s"], answer["limit"] = limit_of(loaded, test, machine)
+        return answer
 
     serve(about, run)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(**settings())

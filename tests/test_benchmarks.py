@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,22 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def against(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return script("against_llama_cpp", monkeypatch)
+    return script("against_peers", monkeypatch)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("turns", monkeypatch)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("asked", monkeypatch)
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("processes", monkeypatch)
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -35,22 +51,32 @@ def results(measured_at: str = "2030-01-02T03:04:05+00:00") -> dict:
     return {
         "measured_at": measured_at,
         "machine": {"cpu": "A CPU", "llvm_cpu": "cpu1", "cores": 4, "memory_bytes": 2**33, "system": "Linux x86_64"},
-        "model": {"file": "Some-Model.Q4_1.gguf"},
+        "model": {"name": "Some-Model"},
         "threads": 2,
         "repetitions": 3,
         "versions": {
             "tfm": {"tfm-cli": "1.2", "python": "3.12.1", "numba": "0.68", "llvmlite": "0.48"},
             "llama_cpp": {"llama-cpp-python": "0.3"},
+            "transformers": {"transformers": "5.1", "torch": "2.9"},
         },
         "tests": [
             {
-                "test": "tg128",
+                "test": "tg128 q4",
+                "title": "decode, q4 (tg128)",
                 "tokens": 128,
-                "tfm": {"median_s": 1.0, "median_tok_s": 128.0},
-                "llama_cpp": {"median_s": 1.5, "median_tok_s": 85.33},
-                "times_faster": 1.5,
+                "sides": {
+                    "tfm": {"median_s": 1.0, "median_tok_s": 128.0},
+                    "slow": {"median_s": 3.0, "median_tok_s": 42.67},
+                    "fast": {"median_s": 1.5, "median_tok_s": 85.33},
+                },
+                "best_peer": "fast",
+                "times_faster": {"slow": 3.0, "fast": 1.5},
+                "limit": "memory",
+                "limit_share": 0.876,
             },
-            {"test": "compile", "tokens": None, "tfm": {"median_s": 7.126}},
+            {"test": "cold", "title": "first start", "tokens": None, "sides": {"tfm": {"median_s": 7.126}}},
+            {"test": "help", "title": "help", "tokens": None, "sides": {"tfm": {"median_s": 0.0456}}},
+            {"test": "memory", "title": "peak", "tokens": None, "sides": {"tfm": {"median_bytes": 287_400_000}}},
         ],
     }
 
@@ -58,41 +84,53 @@ def results(measured_at: str = "2030-01-02T03:04:05+00:00") -> dict:
 def test_readme_shows_the_newest_results(table: ModuleType) -> None:
     """Guards against a table that was edited by hand, or not made again after a measurement."""
     newest = table.newest()
-    assert newest is not None, "no results: run benchmarks/against_llama_cpp.py"
+    assert newest is not None, "no results: run benchmarks/against_peers.py"
     readme = table.README.read_text(encoding="utf-8")
     made = table.with_section(readme, table.section(table.read(newest), newest.name))
     assert readme == made, "run python benchmarks/table.py"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_medians_follow_from_the_samples(path: Path) -> None:
+def test_figures_follow_from_the_samples(path: Path, asked: ModuleType) -> None:
     """Guards against results that were edited by hand: every figure follows from the samples, and none is missing."""
     found = json.loads(path.read_text(encoding="utf-8"))
     for test in found["tests"]:
-        sides = {side: test[side] for side in ("tfm", "llama_cpp") if side in test}
-        for side in sides.values():
-            assert len(side["samples_s"]) == found["repetitions"]
-            assert side["median_s"] == statistics.median(side["samples_s"])
+        medians = {}
+        for name, side in test["sides"].items():
+            unit = "s" if "samples_s" in side else "bytes"
+            assert len(side[f"samples_{unit}"]) == found["repetitions"]
+            medians[name] = side[f"median_{unit}"]
+            assert medians[name] == statistics.median(side[f"samples_{unit}"])
             if test["tokens"]:
                 assert side["median_tok_s"] == pytest.approx(test["tokens"] / side["median_s"], abs=0.01)
-        if len(sides) == 2:
-            times_faster = sides["llama_cpp"]["median_s"] / sides["tfm"]["median_s"]
-            assert test["times_faster"] == pytest.approx(times_faster, abs=0.001)
+        peers = medians.keys() - {"tfm"}
+        assert test.get("times_faster", {}).keys() == peers
+        for peer in peers:
+            assert test["times_faster"][peer] == pytest.approx(medians[peer] / medians["tfm"], abs=0.001)
+            assert medians[test["best_peer"]] <= medians[peer]
+        if "limit_share" in test:
+            assert test["limit_share"] == pytest.approx(test["limit_s"] / medians["tfm"], abs=0.001)
+        if test["asked"]:  # not in results that were measured before something was asked
+            share, base = test.get("limit_share"), test.get("base_bytes", 0)
+            assert test["asked"] == asked.verdicts(test["test"], medians, share, base)
 
 
 def test_table_is_aligned_and_says_where_it_comes_from(table: ModuleType) -> None:
-    """Guards the table's form: columns in line, a cell empty where a side does not do the test, all conditions told."""
+    """Guards the table's form: columns in line, the best peer named, empty cells, all conditions."""
     made = table.section(results(), "2030-01-02-a-cpu.json")
-    assert made.splitlines()[:5] == [
-        "| Some-Model.Q4_1, 2 threads  |       tfm | llama.cpp | tfm is faster |",
-        "| --------------------------- | --------: | --------: | ------------: |",
-        "| decode, 128 tokens (tg128)  | 128 tok/s |  85 tok/s |    1.50 times |",
-        "| compiling the kernels, once |    7.13 s |           |               |",
+    assert made.splitlines()[:7] == [
+        "| Some-Model, 2 threads |       tfm | best peer | which is | tfm is faster | of the limit |",
+        "| --------------------- | --------: | --------: | -------- | ------------: | -----------: |",
+        "| decode, q4 (tg128)    | 128 tok/s |  85 tok/s | fast     |    1.50 times |   88% memory |",
+        "| first start           |    7.13 s |           |          |               |              |",
+        "| help                  |     46 ms |           |          |               |              |",
+        "| peak                  |    287 MB |           |          |               |              |",
         "",
     ]
     flat = " ".join(made.split())
     assert "2030-01-02 on A CPU (cpu1), 4 cores, 8 GiB" in flat
-    assert "tfm 1.2 (Python 3.12.1, Numba 0.68, llvmlite 0.48) beside llama-cpp-python 0.3" in flat
+    peers = "llama-cpp-python 0.3, transformers 5.1, torch 2.9"
+    assert f"tfm 1.2 (Python 3.12.1, Numba 0.68, llvmlite 0.48) beside {peers}" in flat
     assert "medians of 3" in flat
     assert "[2030-01-02-a-cpu.json](benchmarks/results/2030-01-02-a-cpu.json)" in flat
 
@@ -124,55 +162,155 @@ def test_section_needs_its_markers(table: ModuleType, markers: str) -> None:
         table.with_section(f"text\n{markers.format(table.BEGIN, table.END)}\n", "new")
 
 
-def test_sides_take_turns(against: ModuleType) -> None:
+def test_sides_take_turns(turns: ModuleType) -> None:
     """Guards the order A B A B: all of A and then all of B would let a slow minute of the machine fall on one side."""
     order: list[str] = []
-    seconds = {"tfm": iter((9.0, 1.0, 3.0, 2.0)), "llama_cpp": iter((9.0, 4.0, 4.0, 40.0))}
+    seconds = {"tfm": iter((9.0, 1.0, 3.0, 2.0)), "llama.cpp": iter((9.0, 4.0, 4.0, 40.0))}
 
     def run(side: str) -> float:
         order.append(side)
         return next(seconds[side])
 
-    test = against.Test("tg8", {"tfm": lambda: run("tfm"), "llama_cpp": lambda: run("llama_cpp")}, 8)
+    test = turns.Test(
+        "tg8", "decode", {side: lambda s=side: run(s) for side in seconds}, 8, limit_s=1.5, limit="memory"
+    )
     test.measure(3)
-    assert order == ["tfm", "llama_cpp"] * 4
+    assert order == ["tfm", "llama.cpp"] * 4
     assert test.result() == {
         "test": "tg8",
+        "title": "decode",
         "tokens": 8,
-        "tfm": {"samples_s": [1.0, 3.0, 2.0], "median_s": 2.0, "median_tok_s": 4.0},
-        "llama_cpp": {"samples_s": [4.0, 4.0, 40.0], "median_s": 4.0, "median_tok_s": 2.0},
-        "times_faster": 2.0,
+        "sides": {
+            "tfm": {"samples_s": [1.0, 3.0, 2.0], "median_s": 2.0, "median_tok_s": 4.0},
+            "llama.cpp": {"samples_s": [4.0, 4.0, 40.0], "median_s": 4.0, "median_tok_s": 2.0},
+        },
+        "best_peer": "llama.cpp",
+        "times_faster": {"llama.cpp": 2.0},
+        "limit": "memory",
+        "limit_s": 1.5,
+        "limit_share": 0.75,
+        "asked": [],
     }
 
 
-def test_worker_does_the_same_work_in_any_parts(against: ModuleType, default_model_folder: Path) -> None:
-    """Guards tfm's worker against a change of the engine's interface, and against a context that is not empty."""
-    worker = against.Worker([sys.executable, str(BENCHMARKS / "worker_tfm.py"), str(default_model_folder), "1", "64"])
-    ids = worker.about["check_ids"]
-    runs = [worker.run(ids, rows) for rows in (len(ids), 1, 3, len(ids))]
-    worker.close()
-    assert len({top for _, top in runs}) == 1
-    assert all(seconds > 0 for seconds, _ in runs)
+def test_what_is_asked_stands_beside_what_was_measured(asked: ModuleType) -> None:
+    """Guards the verdicts: of several peers the fastest counts, and what is just reached or just missed is told so."""
+    flash, plain = asked.FLASH
+    medians = {"tfm": 1.0, flash: 2.4, plain: 9.0}
+    times, share = asked.verdicts("tg64 @ d4096 q4", medians, 0.7)
+    assert (times["measured"], times["at_least"], times["met"]) == (2.4, 2.5, False)
+    assert (share["measured"], share["at_least"], share["met"]) == (0.7, 0.7, True)
+    (cold,) = asked.verdicts("cold", {"tfm": 10.1}, None)
+    assert (cold["measured"], cold["at_most"], cold["met"]) == (10.1, 10.0, False)
+    (memory,) = asked.verdicts("memory", {"tfm": 290e6}, None, base=145_000_000)
+    assert (memory["measured"], memory["at_most"], memory["met"]) == (145e6, 150e6, True)
+    assert asked.verdicts("pp512 q8", {"tfm": 1.0}, None) == []
+
+
+def test_all_that_is_asked_is_measured(against: ModuleType, asked: ModuleType) -> None:
+    """Guards against a name in one table and not in the other: what is asked of it would never be looked at."""
+    assert set(asked.ASKED) <= set(against.TESTS)
+    for case in against.CASES:
+        names = [side.name for side in case.sides]
+        assert names[0] == "tfm"
+        assert len(set(names)) == len(names)
+        for ask in asked.ASKED.get(case.name, ()):
+            assert set(getattr(ask, "peers", ())) <= set(names)
+
+
+def worker(turns: ModuleType, program: str, **settings: object) -> Any:
+    return turns.Worker([sys.executable, str(BENCHMARKS / f"worker_{program}.py"), json.dumps(settings)])
+
+
+def test_worker_does_the_same_work_in_any_parts(turns: ModuleType, default_model_folder: Path) -> None:
+    """Guards tfm's worker against a change of the engine's interface, and against a context that is not what it was.
+
+    What is in a context already may be kept from one request to the next, but never change what comes out.
+    """
+    limits = {"threads": 1, "bytes_s": 1e10, "macs_s": dict.fromkeys(("f32", "q4", "q8", "bf16", "f16"), 1e11)}
+    side = worker(turns, "tfm", model=str(default_model_folder), threads=1, ctx=64, limits=limits)
+    ids = side.about["check_ids"]
+    ways = ((len(ids), 0, 1), (1, 0, 1), (1, 3, 1), (len(ids), 3, 1), (1, 5, 2), (2, 5, 2), (1, 0, 1))
+    answers = [side.run(ids, rows, depth, batch) for rows, depth, batch in ways]
+    other = side.run([*ids[:4], *ids[:2]], 1, 4)
+    again = side.run(ids, 1, 5)
+    side.close()
+    assert {answer["top"] for answer in [*answers, again]} == {answers[0]["top"]}
+    assert all(answer["seconds"] > 0 and answer["limit_s"] > 0 for answer in [*answers, other])
+
+
+def test_matmul_of_both_sides_is_the_same(turns: ModuleType) -> None:
+    """Guards the workers of the float32 product: another product, or a part of it, would be no comparison."""
+    tops = []
+    for model in ("tfm", "numpy"):
+        side = worker(turns, "matmul", model=model, threads=2, ctx=0)
+        tops.append(side.run([0], 1)["top"])
+        side.close()
+    assert tops[0] == tops[1]
+
+
+def test_numpy_worker_has_its_own_blas_as_it_comes(against: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a NumPy that is slow because the environment makes OpenBLAS take another CPU's kernels."""
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    cases = {case.name: case for case in against.CASES}
+    tfm, numpy = (against.environment_of(side, 2) for side in cases["matmul"].sides)
+    assert "OPENBLAS_CORETYPE" in tfm
+    assert "OPENBLAS_CORETYPE" not in numpy
+    assert numpy["OPENBLAS_NUM_THREADS"] == "2"
+
+
+def test_a_model_in_another_format_is_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards the files that peers run: every tensor and field of the source, with values as near as the format has."""
+    import numpy as np
+    from gguf import GGUFReader, quants
+
+    models = script("models", monkeypatch)
+    source = GGUFReader(models.model("q4_1", ""))
+    models.write_gguf(tmp_path / "bf16.gguf", "bf16")
+    made = GGUFReader(tmp_path / "bf16.gguf")
+    fields = {name: field.contents() for name, field in source.fields.items() if not name.startswith("GGUF.")}
+    fields["general.file_type"] = models.FILE_TYPES["bf16"]
+    assert {name: made.fields[name].contents() for name in fields} == fields
+    assert [tensor.name for tensor in made.tensors] == [tensor.name for tensor in source.tensors]
+    for old, new in zip(source.tensors[:8], made.tensors[:8], strict=True):
+        values = quants.dequantize(old.data, old.tensor_type)
+        assert np.allclose(quants.dequantize(new.data, new.tensor_type), values, rtol=2**-8, atol=0)
 
 
 def test_partial_results_do_not_go_to_the_results_folder() -> None:
     """Guards against a run of some tests that becomes the README's newest results."""
-    command = [sys.executable, str(BENCHMARKS / "against_llama_cpp.py"), "--tests", "pp512"]
+    command = [sys.executable, str(BENCHMARKS / "against_peers.py"), "--tests", "pp512 q4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--output is needed" in done.stderr
 
 
-def test_a_start_without_an_answer_is_no_sample(against: ModuleType) -> None:
+def test_a_start_without_an_answer_is_no_sample(processes: ModuleType) -> None:
     """Guards against timing a process that fails at once as if it had answered very fast."""
-    assert against.first_byte_s([sys.executable, "-c", "print('answer')"]) > 0
+    slow_end = "import sys, time; print('answer', flush=True); time.sleep(0.2)"
+    first_s, exit_s = processes.process_s([sys.executable, "-c", slow_end])
+    assert 0 < first_s < exit_s - 0.15
     for program, fault in {
         "": "no answer",
         "raise SystemExit('broken')": "broken",
         "print(1); 1 / 0": "status 1",
     }.items():
         with pytest.raises(SystemExit, match=fault):
-            against.first_byte_s([sys.executable, "-c", program])
+            processes.process_s([sys.executable, "-c", program])
+
+
+def test_peak_memory_is_the_process_own(processes: ModuleType) -> None:
+    """Guards against counting the measuring process, which has far more in memory, and against a failure as a peak."""
+    ballast = bytearray(300_000_000)
+    small, large = (
+        processes.peak_bytes([sys.executable, "-c", f"x = bytearray({size}); x[::4096] = x[::4096]"])
+        for size in (1, 100_000_000)
+    )
+    assert small < 60e6
+    assert 95e6 < large - small < 120e6
+    with pytest.raises(subprocess.CalledProcessError):
+        processes.peak_bytes([sys.executable, "-c", "1 / 0"])
+    del ballast
 
 
 def test_results_file_is_named_by_date_and_cpu(against: ModuleType) -> None:

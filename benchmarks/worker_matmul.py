@@ -1,0 +1,69 @@
+"""A float32 product of square matrices: model is "tfm" or "numpy". See serve.py; of a request only the time matters.
+
+tfm multiplies by a weight that is packed beforehand, as a model's are, and gives each thread its part of the panels;
+NumPy does as its BLAS sees fit. top is the place of the largest element, which must be the same.
+"""
+
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from serve import Request, serve, settings
+
+SIZE = 2048
+
+
+def numpy_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32]) -> Callable[[], Any]:
+    out = np.empty((len(x_MK), len(w_NK)), np.float32)
+    return lambda: np.matmul(x_MK, w_NK.T, out=out)
+
+
+def tfm_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32], threads: int) -> Callable[[], Any]:
+    from tfm.kernels import matmul
+    from tfm.kernels.records import LANES
+    from tfm.kernels.weight import Weight
+
+    weight = Weight("f32", w_NK)
+    panels = int(weight.record["panels"][0])
+    acts, x = matmul.activations(x_MK, quantized=False)
+    out = np.empty((len(x_MK), panels * LANES), np.float32)
+    addresses = weight.record.ctypes.data, acts.ctypes.data, 0, len(x_MK)
+    bounds = [panels * i // threads for i in range(threads + 1)]
+    pool = ThreadPoolExecutor(threads)
+
+    def part(i: int) -> None:
+        matmul._multiply_part(*addresses, bounds[i], bounds[i + 1], out.ctypes.data, out.strides[0], 0)
+
+    def run() -> npt.NDArray[np.float32]:
+        assert acts["values"][0] == x.ctypes.data  # the kernel reads x, acts and weight: they live as long as this
+        list(pool.map(part, range(threads)))
+        return out[:, : weight.values.shape[0]]
+
+    return run
+
+
+def main(model: str, threads: int, ctx: int) -> None:
+    rng = np.random.default_rng(0)
+    x_MK, w_NK = (rng.standard_normal((SIZE, SIZE)).astype(np.float32) for _ in range(2))
+    multiply = tfm_matmul(x_MK, w_NK, threads) if model == "tfm" else numpy_matmul(x_MK, w_NK)
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    about = {
+        "versions": {"numpy": np.__version__, "blas": f"{blas['name']} {blas['version']}"}
+        | {"python": platform.python_version()},
+        "vocab_size": SIZE * SIZE,
+    }
+
+    def run(_request: Request) -> dict[str, object]:
+        start = time.perf_counter()
+        out = multiply()
+        return {"seconds": time.perf_counter() - start, "top": int(out.argmax())}
+
+    serve(about, run)
+
+
+if __name__ == "__main__":
+    main(**settings())
