@@ -36,7 +36,7 @@ def load(
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
     from tfm.engine.packed import load_image
-    from tfm.engine.store import DEFAULT_MODEL
+    from tfm.engine.store import DEFAULT_MODEL, explaining_damage
     from tfm.engine.tokenizer import Tokenizer
 
     if kv_type not in KV_TYPE_NAMES:
@@ -47,24 +47,29 @@ def load(
     if threads is not None and threads > most:
         warnings.warn(f"{threads} threads asked for, {most} used: there are no more processors", stacklevel=2)
     folder = resolve(ref or DEFAULT_MODEL, progress)
-    config = read_config(folder)
-    positions = _context(config, ctx)
-    threads = min(threads or most, most)
-    with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the weights are packed
-        reading = beside.submit(Tokenizer.load, folder)
-        image = load_image(
-            folder, config, threads, lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram), progress
-        )
-        cache_bytes = None
-        if max_ram is not None:
-            needed = _Needed.by(config, kv_type, positions, len(image))
-            cache_bytes = max_ram - needed.weights - needed.scratch
-            positions = needed.positions(max_ram, positions)
-        model = Model(
-            str(ref or DEFAULT_MODEL), folder, config, image, threads, kv_type, positions, cache_bytes, progress
-        )
-        model.tokenizer = reading.result()
-    check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
+    with explaining_damage(folder):
+        config = read_config(folder)
+        positions = _context(config, ctx)
+        threads = min(threads or most, most)
+        with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the weights are packed
+            reading = beside.submit(Tokenizer.load, folder)
+            image = load_image(
+                folder,
+                config,
+                threads,
+                lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram),
+                progress,
+            )
+            cache_bytes = None
+            if max_ram is not None:
+                needed = _Needed.by(config, kv_type, positions, len(image))
+                cache_bytes = max_ram - needed.weights - needed.scratch
+                positions = needed.positions(max_ram, positions)
+            model = Model(
+                str(ref or DEFAULT_MODEL), folder, config, image, threads, kv_type, positions, cache_bytes, progress
+            )
+            model.tokenizer = reading.result()
+        check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
     return model
 
 

@@ -9,6 +9,7 @@ temporary folder that is removed when the process ends. In the cache:
 
 import atexit
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -112,6 +113,19 @@ def building(
 def _not_writable(error: OSError) -> TfmError:
     remedy = "make room or set TFM_CACHE to a folder that can be written"
     return TfmError(unwritable(error.strerror or str(error)), do=remedy)
+
+
+@contextmanager
+def explaining_damage(folder: Path) -> Iterator[None]:
+    """Add the remedy to a TfmError while a model is read, where folder is an import that is not what it was made as."""
+    try:
+        yield
+    except TfmError as error:
+        ref = source_of(folder)
+        if ref is None or folder.parent != models_folder() or fault_of(folder, thorough=True) is None:
+            raise
+        remedy = f"its import in the cache is damaged: tfm pull {shlex.quote(ref)} makes it anew"
+        raise TfmError(f"{error}; {remedy}") from error
 
 
 def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:

@@ -7,6 +7,7 @@ import pytest
 from gguf_files import write_gguf
 from huggingface_hub import constants
 
+from tfm.engine import load, manifest
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.hub import resolve
@@ -91,6 +92,21 @@ def test_damaged_import_of_a_gguf_file(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     remove_model("m.gguf")
     assert list_models() == []
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_damage_that_only_shows_when_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of a large file only the size is looked at before: then the error says how to get it anew, and pull does it."""
+    monkeypatch.setattr(manifest, "SMALL_BYTES", 0)
+    write_gguf(tmp_path / "m.gguf", kind="F32")
+    file = resolve("m.gguf") / name
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff" * 12 + whole[12:])
+    with pytest.raises(TfmError, match=r"the cache is damaged: tfm pull .*m\.gguf makes it anew"):
+        load(tmp_path / "m.gguf")
+    with pytest.warns(UserWarning, match=f"{name} has changed"):
+        resolve("m.gguf", refresh=True, keep=True)
+    assert file.read_bytes() == whole
 
 
 def test_hub_models(tmp_path: Path, checkpoint: dict[str, bytes]) -> None:

@@ -73,9 +73,12 @@ def command(
 
 def _load(ref: str, notes: Notes) -> "Tokenizer":
     from tfm.engine.hub import resolve
+    from tfm.engine.store import explaining_damage
     from tfm.engine.tokenizer import Tokenizer
 
-    return Tokenizer.load(resolve(ref, notes.progress))
+    folder = resolve(ref, notes.progress)
+    with explaining_damage(folder):
+        return Tokenizer.load(folder)
 
 
 def _check(ids: Sequence[int], tokenizer: "Tokenizer") -> None:
