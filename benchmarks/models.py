@@ -1,8 +1,8 @@
 """The default model in the formats that the sides run, all made from its one GGUF file and kept in tfm's cache.
 
-Its weights are Q4_1. q8_0, bf16 and q4_0 are those values in another format (the embedding of q4_0 as Q8_0, which
-llama.cpp has no repacked kernel for), and checkpoint is a folder in float32, exactly the same values. ctranslate2 is
-that folder converted to int8, by whoever has CTranslate2.
+Its weights are Q4_1. q8_0, bf16 and q4_0 are those values in another format (the embedding of q4_0 as Q8_0:
+llama.cpp's own quantiser, too, leaves a finer type to an embedding that unembeds), and checkpoint is a folder in
+float32, exactly the same values. ctranslate2 is that folder converted to int8, by whoever has CTranslate2.
 """
 
 import shutil
@@ -67,8 +67,7 @@ def write_gguf(out: Path, kind: str) -> None:
         if field.name.startswith("GGUF.") or field.name == "general.architecture":  # the writer's own
             continue
         value = FILE_TYPES[kind] if field.name == "general.file_type" else field.contents()
-        is_array = field.types[0] == GGUFValueType.ARRAY
-        if is_array:
+        if field.types[0] == GGUFValueType.ARRAY:
             writer.add_array(field.name, value)
         else:
             writer.add_key_value(field.name, value, field.types[0])

@@ -30,11 +30,11 @@ def main(model: str, threads: int, ctx: int) -> None:
         if request.depth:
             raise SystemExit("transformers' worker starts with an empty context")
         parts = [torch.tensor([part] * request.batch) for part in request.parts()]
-        past = None
+        past: dict[str, object] = {}
         start = time.perf_counter()
         for part in parts:
-            out = loaded(part, past_key_values=past, use_cache=True, logits_to_keep=1)
-            past = out.past_key_values
+            out = loaded(part, use_cache=True, logits_to_keep=1, **past)
+            past = {"past_key_values": out.past_key_values}
         return {"seconds": time.perf_counter() - start, "top": int(out.logits[0, -1].argmax())}
 
     serve(about, run)

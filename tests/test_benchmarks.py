@@ -110,9 +110,8 @@ def test_figures_follow_from_the_samples(path: Path, asked: ModuleType) -> None:
             assert medians[test["best_peer"]] <= medians[peer]
         if "limit_share" in test:
             assert test["limit_share"] == pytest.approx(test["limit_s"] / medians["tfm"], abs=0.001)
-        if test["asked"]:  # not in results that were measured before something was asked
-            share, base = test.get("limit_share"), test.get("base_bytes", 0)
-            assert test["asked"] == asked.verdicts(test["test"], medians, share, base)
+        share, base = test.get("limit_share"), test.get("base_bytes", 0)
+        assert test["asked"] == asked.verdicts(test["test"], medians, share, base)
 
 
 def test_table_is_aligned_and_says_where_it_comes_from(table: ModuleType) -> None:
