@@ -21,7 +21,7 @@ from pathlib import Path
 
 import machine
 import models
-from cases import CASES, Case, Side
+from cases import CASES, SHAPE, Case, Side
 from processes import POSITIONS, process_tests
 from turns import Test, Worker
 
@@ -33,11 +33,12 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PROCESS_TESTS = ("start", "exit", "help", "cold", "memory")
 TESTS = (*(case.name for case in CASES), *PROCESS_TESTS)
-OWN_MODELS = ("checkpoint", "ctranslate2", "q8_0", "bf16", "q4_0", "q4_1")
 FOREIGN_TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """Variables that may make NumPy's BLAS take another CPU's kernels; its worker does without them."""
 QUIET_SHARE = 0.05
 """More than this of the machine used by others, or of a core by a side that waits, is worth a word."""
+LEAST_IDLE_S = 0.5
+"""A side that has waited less than this slowed nobody."""
 
 
 class Sides:
@@ -57,7 +58,7 @@ class Sides:
         if side.key not in self._running:
             worker = self._running[side.key] = Worker(self._command(side), environment_of(side, self._threads))
             self.abouts[side.key] = worker.about | {"program": side.program}
-            if side.model in OWN_MODELS:
+            if side.model in models.MODELS:
                 self._check_same_model(side, worker)
         return self._running[side.key]
 
@@ -67,7 +68,8 @@ class Sides:
         for key in self._running.keys() - keys:
             worker = self._running.pop(key)
             worker.close()
-            self.idle[key] = round(worker.idle_cpu_s / max(worker.idle_s, 1e-9), 4)
+            if worker.idle_s > LEAST_IDLE_S:
+                self.idle[key] = round(worker.idle_cpu_s / worker.idle_s, 4)
 
     def close(self) -> None:
         self.keep_only(())
@@ -77,9 +79,13 @@ class Sides:
         return {about["program"]: about["versions"] for about in self.abouts.values()}
 
     def _command(self, side: Side) -> list[str]:
-        place = str(models.model(side.model, self._torch_python)) if side.model in OWN_MODELS else side.model
-        if side.program == "tfm" and side.model == "q4_1":
+        place = side.model
+        if side.model == SHAPE:
+            place = str(HERE / SHAPE)
+        elif side.program == "tfm" and side.model == "q4_1":
             place = DEFAULT_MODEL
+        elif side.model in models.MODELS:
+            place = str(models.model(side.model, self._torch_python))
         settings: dict[str, object] = {"model": place, "threads": self._threads, "ctx": side.ctx, **side.more}
         if side.program == "tfm":
             settings["limits"] = self._limits
@@ -185,7 +191,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
 def make_models(arguments: argparse.Namespace) -> None:
     """Make what is not in the cache yet, before the machine has to be quiet."""
     wanted = {side.model for case in CASES if case.name in arguments.tests for side in case.sides}
-    for key in OWN_MODELS:
+    for key in models.MODELS:
         if key in wanted:
             models.model(key, arguments.torch_python)
 

@@ -6,18 +6,18 @@ reads a prompt of 512 in one call; @ d4096 has 4,096 tokens before it, b16 sixte
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from asked import FLASH
 
-SHAPE = Path(__file__).parent / "llama-3-8b.json"
+SHAPE = "llama-3-8b.json"
+"""A config.json beside this file."""
 SHORT, LONG = 640, 4224  # positions of a context
 SEQUENCES = 16
 
 
 @dataclass(frozen=True)
 class Side:
-    """A program with a model. model is a key of models.MODELS, or what the worker itself makes sense of."""
+    """A program with a model. model is one of models.MODELS, SHAPE, or what the worker itself makes sense of."""
 
     name: str
     program: str
@@ -74,5 +74,5 @@ CASES = (
     Case("pp4096 q4", "prompt of 4096, q4 (pp4096)", (Q4, *LLAMA_FLASH), 4096, 4096),
     Case("tg64 @ d4096 q4", "decode after 4096, q4 (tg64 @ d4096)", (Q4, *LLAMA_FLASH), 64, 1, depth=4096),
     Case("matmul", "float32 matmul, 2048 x 2048 x 2048", MATMUL, 1, 1),
-    Case("tg16 llama-3-8b q4", "decode, q4, shape of Llama-3-8B (tg16)", (tfm(str(SHAPE), SHORT),), 16, 1),
+    Case("tg16 llama-3-8b q4", "decode, q4, shape of Llama-3-8B (tg16)", (tfm(SHAPE, SHORT),), 16, 1),
 )

@@ -14,6 +14,7 @@ from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_g
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.store import DEFAULT_MODEL, building, models_folder
 
+MODELS = ("checkpoint", "ctranslate2", "q8_0", "bf16", "q4_0", "q4_1")
 FILE_TYPES = {"q8_0": 7, "bf16": 32, "q4_0": 2, "f32": 0}
 """general.file_type, by the name of GGML's type in small letters."""
 CONVERT = """
