@@ -1,15 +1,16 @@
 """Every kernel at its declared cases: verified against NumPy first, then timed beside it, on one thread."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress, silent
-from tfm.kernels.ops import Op, find_ops, verify
+from tfm.kernels.ops import Op, Verdict, find_ops, verify
 
 TIMED_S = 0.005  # a call is repeated for so long, and at least LEAST times
 LEAST = 3
@@ -58,20 +59,27 @@ def choose_ops(name: str) -> list[Op]:
     return chosen
 
 
+def verified(
+    op: Op, cases: list[tuple[str, Mapping[str, Any]]], progress: Progress = silent
+) -> Iterator[tuple[str, Mapping[str, Any], Verdict]]:
+    """Cases of an op with what became of them, each as it is there: (label, inputs, verdict)."""
+    for i, (label, inputs) in enumerate(cases):
+        progress(op.name, i, len(cases))
+        yield label, inputs, verify(op, inputs)
+    progress(op.name, 1, 1)
+
+
 def measure_kernels(ops: list[Op], progress: Progress = silent) -> Iterator[KernelResult]:
     """All cases of all ops, each result as it is there; first the declared cases, then the large ones."""
     for op in ops:
         cases = op.cases(np.random.default_rng(0)) + op.large(np.random.default_rng(0))
-        for i, (label, inputs) in enumerate(cases):
-            progress(op.name, i, len(cases))
-            verdict = verify(op, inputs)
+        for label, inputs, verdict in verified(op, cases, progress):
             bytes_, operations = op.work(inputs)
             with np.errstate(all="ignore"):
                 seconds, numpy_s = _seconds(partial(op.run, **inputs)), _seconds(partial(op.reference, **inputs))
             yield KernelResult(
                 op.name, label, verdict.passed, verdict.error, verdict.allowed, bytes_, operations, seconds, numpy_s
             )
-        progress(op.name, 1, 1)
 
 
 def _seconds(call: Callable[[], object]) -> float:

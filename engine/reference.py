@@ -117,7 +117,8 @@ def normalized(kind: str, x_TD: Array, weight: Vector | None, bias: Vector | Non
 def softmax(scores: Array) -> Array:
     """Of each row."""
     weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    weights /= weights.sum(-1, keepdims=True)
+    return weights
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

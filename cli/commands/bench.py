@@ -146,7 +146,7 @@ def command(ctx: click.Context, what: TestOptions, subject: SubjectOptions, shap
     subject.check(ctx)
     output: Output = ctx.obj
     with Notes(quiet) as notes:
-        progress = _on_terminal(notes)
+        progress = notes.asked_for
         if subject.kernels:
             _bench_kernels(output, shape, subject.kernels, progress)
         elif subject.startup:
@@ -158,13 +158,6 @@ def command(ctx: click.Context, what: TestOptions, subject: SubjectOptions, shap
             _bench_model(output, shape, what, subject, ref, notes)
 
 
-def _on_terminal(notes: Notes) -> "Progress":
-    """A bar on a terminal; a pipe is told nothing of work that was asked for."""
-    from tfm.engine.progress import silent
-
-    return notes.progress if notes.is_terminal else silent
-
-
 # ------------------------------------------------------------------------------------------------ a model
 
 
@@ -174,7 +167,7 @@ def _bench_model(
     from tfm.engine import roofline
     from tfm.engine.bench import check, measure, open_checkpoint, open_shape, usable_threads, with_threads
 
-    progress, tests = _on_terminal(notes), what.tests()
+    progress, tests = notes.asked_for, what.tests()
     threads = usable_threads(what.threads or ())
     roofline.prepare(progress)
     if options.config:
@@ -270,5 +263,5 @@ def _bench_starts(output: Output, shape: str, ref: str, repetitions: int, cold: 
 
     folder = resolve(ref, notes.progress)
     with Records(output, shape, START_TITLES, START_TITLES[1:]) as records:
-        for start in measure_starts(str(folder), repetitions, cold, _on_terminal(notes)):
+        for start in measure_starts(str(folder), repetitions, cold, notes.asked_for):
             records.add(start.as_json(), [start.command, f"{start.first_byte_s:.3f} s", f"{start.exit_s:.3f} s"])
