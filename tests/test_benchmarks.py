@@ -213,6 +213,7 @@ def test_all_that_is_asked_is_measured(against: ModuleType, asked: ModuleType) -
         names = [side.name for side in case.sides]
         assert names[0] == "tfm"
         assert len(set(names)) == len(names)
+        assert not any("/" in side.key for side in case.sides), "keys go into the results: no path of one machine"
         for ask in asked.ASKED.get(case.name, ()):
             assert set(getattr(ask, "peers", ())) <= set(names)
 
