@@ -4,6 +4,7 @@ A format module has
     CODE                              its number in kernels/records.py
     QUANTIZED                         whether it reads int8 activations (else float32)
     tile_kernel(rows)                 the micro-kernel for so many rows of activations and one panel of 16 outputs
+    pair_kernel(rows)                 one for two panels, or None
     row_kernel                        one for a single row and several panels, or None
     pack(matrix, panel, rows, ...)    writes one panel from the arrays of a checkpoint
     embed(matrix, row, out)           one row, as float32

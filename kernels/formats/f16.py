@@ -15,6 +15,10 @@ def tile_kernel(rows: int) -> Any:
     return dense.tile_kernel(load_f16, ELEMENT_BYTES, rows)
 
 
+def pair_kernel(rows: int) -> Any:
+    return dense.pair_kernel(load_f16, ELEMENT_BYTES, rows)
+
+
 row_kernel = dense.row_kernel(load_f16, ELEMENT_BYTES)
 pack = dense.packer(ELEMENT_BYTES)
 embed = dense.embedder(peek_f16, ELEMENT_BYTES)

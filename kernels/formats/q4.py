@@ -35,6 +35,7 @@ def tile_kernel(rows: int) -> Any:
     return affine.tile_kernel(dots, GROUP_BYTES, rows)
 
 
+pair_kernel = None
 row_kernel = None
 
 

@@ -68,12 +68,12 @@ from tfm.kernels.simd.memory import (
     store_i8,
 )
 from tfm.kernels.simd.tiles import add_rows, add_tile, add_vector, fma_panels, fma_rows, load_rows, store_rows, tile_of
-from tfm.kernels.simd.vectors import LANES, TARGET, TILE, f32x16
+from tfm.kernels.simd.vectors import LANES, PANELS_AT_ONCE, TARGET, TILE, f32x16
 
 # fmt: off
 __all__ = [
-    "LANES", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "add_vector", "address_of", "atomic_add",
-    "atomic_load",
+    "LANES", "PANELS_AT_ONCE", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "add_vector", "address_of",
+    "atomic_add", "atomic_load",
     "atomic_store", "byte_sums", "dot_bytes", "dot_nibbles", "exp", "f32x16", "first_lanes", "fma", "fma_dots",
     "fma_panels", "fma_rows", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
     "load_i8", "load_rows", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16", "peek_f16",
