@@ -8,6 +8,7 @@ what it makes, and bytes that no token covers fall back to the tokens <0x00> to 
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from tfm.engine.errors import TfmError
@@ -101,7 +102,8 @@ def tokenizer_files(file: GgufFile, vocab_size: int) -> dict[str, str]:
     config |= {name: token for name, token in named.items() if token is not None}
     config |= {"add_bos_token": add_bos, "add_eos_token": add_eos}
     files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
-    texts = {name: json.dumps(content, ensure_ascii=False, indent=1) + "\n" for name, content in files.items()}
+    compact = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))  # with spaces it takes longer to read
+    texts = {name: f"{compact(content)}\n" for name, content in files.items()}
     if file.has("tokenizer.chat_template"):
         texts["chat_template.jinja"] = file.text("tokenizer.chat_template")
     return texts
