@@ -248,7 +248,8 @@ def _logits(model: Model, ids: list[int], case: Case) -> Logits:
 
         if case.cache == "used before":
             with ExitStack() as before:
-                model.step([(before.enter_context(model.sequence()), backwards) for _ in range(3)], "none")
+                texts = [before.enter_context(model.sequence()) for _ in range(1 if case.place == "alone" else 3)]
+                model.step([(other, backwards) for other in texts], "none")
         text, others = sequence(), [(sequence(), _pieces(backwards, 5)), (sequence(), _pieces(ids[3:], 13))]
         half = len(ids) // 2 if case.cache == "truncated" else 0
         for begin, end in itertools.pairwise(_cuts(len(ids), case.chunk, half)):
