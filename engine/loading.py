@@ -1,6 +1,7 @@
 """From a reference to a running model: find the folder, read it, see that it fits, pack it."""
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from tfm.engine.progress import Progress
 
 if TYPE_CHECKING:
     from tfm.engine.config import ModelConfig
+    from tfm.engine.layers import Memory
     from tfm.engine.model import Model
+    from tfm.engine.tokenizer import Tokenizer
 
 KV_TYPE_NAMES = ("f32", "f16", "q8")
 
@@ -35,9 +38,7 @@ def load(
     from tfm.engine.hub import resolve
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
-    from tfm.engine.packed import load_image
     from tfm.engine.store import DEFAULT_MODEL, explaining_damage
-    from tfm.engine.tokenizer import Tokenizer
 
     if kv_type not in KV_TYPE_NAMES:
         raise TfmError("kv_type", kv_type, ", ".join(KV_TYPE_NAMES))
@@ -51,26 +52,35 @@ def load(
         config = read_config(folder)
         positions = _context(config, ctx)
         threads = min(threads or most, most)
-        with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the weights are packed
-            reading = beside.submit(Tokenizer.load, folder)
-            image = load_image(
-                folder,
-                config,
-                threads,
-                lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram),
-                progress,
-            )
-            cache_bytes = None
-            if max_ram is not None:
-                needed = _Needed.by(config, kv_type, positions, len(image))
-                cache_bytes = max_ram - needed.weights - needed.scratch
-                positions = needed.positions(max_ram, positions)
-            model = Model(
-                str(ref or DEFAULT_MODEL), folder, config, image, threads, kv_type, positions, cache_bytes, progress
-            )
-            model.tokenizer = reading.result()
+        image, tokenizer = _image_and_tokenizer(
+            folder, config, threads, lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram), progress
+        )
+        cache_bytes = None
+        if max_ram is not None:
+            needed = _Needed.by(config, kv_type, positions, len(image))
+            cache_bytes = max_ram - needed.weights - needed.scratch
+            positions = needed.positions(max_ram, positions)
+        name = str(ref or DEFAULT_MODEL)
+        model = Model(name, folder, config, image, threads, kv_type, positions, cache_bytes, progress)
+        model.tokenizer = tokenizer
         check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
     return model
+
+
+def _image_and_tokenizer(
+    folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
+) -> "tuple[Memory, Tokenizer]":
+    """Both side by side where weights have to be packed; a kept image costs nothing, and threads read slower."""
+    from tfm.engine.packed import find_image, make_image
+    from tfm.engine.tokenizer import Tokenizer
+
+    image = find_image(folder)
+    if image is not None:
+        check_size(len(image))
+        return image, Tokenizer.load(folder)
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(Tokenizer.load, folder)
+        return make_image(folder, config, threads, check_size, progress), reading.result()
 
 
 def _context(config: "ModelConfig", ctx: int | None) -> int:

@@ -50,17 +50,25 @@ class PackedModel:
     size_bytes: int
 
 
-def load_image(
+def find_image(folder: Path) -> Memory | None:
+    """The mapped image of a folder whose files are what they were when it was packed."""
+    place = _read_json(_place(folder))
+    try:
+        files = place["files"]
+        if _files(folder, [name for name, *_ in files]) != files:
+            return None
+        return _whole(_image_path(place["content"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def make_image(
     folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
 ) -> Memory:
-    """The image of the checkpoint in folder: mapped when it is kept, else packed now and kept if there is room.
+    """The image of the checkpoint in folder, packed now and kept if there is room.
 
     check_size is told its bytes before memory is taken. Raises TfmError for what is wrong with the checkpoint.
     """
-    kept = _find(folder)
-    if kept is not None:
-        check_size(len(kept))
-        return kept
     from tfm.engine.checkpoint import Checkpoint
     from tfm.engine.image import Plan
     from tfm.engine.weights import load_weights
@@ -79,7 +87,7 @@ def load_image(
             plan.write(np.frombuffer(mmap.mmap(file.fileno(), plan.size), np.uint8), threads, progress)
         with suppress(OSError):  # a disk that is full now: the weights are in memory all the same
             _keep(file, folder, files, reading.result())
-        kept = _find(folder)
+        kept = find_image(folder)
         return _map(file) if kept is None else kept
 
 
@@ -147,18 +155,6 @@ def _content(folder: Path, files: Files) -> str:
         with (folder / name).open("rb") as file:
             digest.update(os.fsencode(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n"))
     return digest.hexdigest()[:24]
-
-
-def _find(folder: Path) -> Memory | None:
-    """The mapped image of a folder whose files are what they were when it was packed."""
-    place = _read_json(_place(folder))
-    try:
-        files = place["files"]
-        if _files(folder, [name for name, *_ in files]) != files:
-            return None
-        return _whole(_image_path(place["content"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _whole(path: Path) -> Memory | None:

@@ -5,7 +5,7 @@ the seed and the position, so a token depends on its own logits, settings and pl
 """
 
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,7 +95,7 @@ class SamplingParams:
 
     def seeded(self) -> "SamplingParams":
         """The same with a seed: its own, or one that is drawn now."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
+        return self if self.seed is not None else replace(self, seed=int.from_bytes(os.urandom(4), "little"))
 
     def check_ids(self, vocab_size: int) -> None:
         """Raises TfmError when logit_bias names a token that the model does not have."""

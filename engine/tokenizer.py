@@ -5,8 +5,8 @@ here, from the bytes of each piece, so that a text that is streamed equals the s
 """
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -225,7 +225,7 @@ class _Guard:
     def __init__(self, backend: "tokenizers.Tokenizer", control: Mapping[str, int]) -> None:
         import tokenizers
 
-        nonce = secrets.token_hex(8)
+        nonce = os.urandom(8).hex()
         names = {text: f"\U0010fffd{nonce}:{id_}\U0010fffc" for text, id_ in control.items()}
         state = json.loads(backend.to_str())
         for token in state["added_tokens"]:

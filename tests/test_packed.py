@@ -129,7 +129,7 @@ def test_a_damaged_note_is_made_again(damage: str, tmp_path: Path) -> None:
     (note,) = packed._root().glob("*.json")
     note.write_text(damage)
     assert logits(folder) == expected
-    assert packed._find(folder) is not None
+    assert packed.find_image(folder) is not None
 
 
 def test_without_a_folder_that_can_be_written(tmp_path: Path) -> None:
