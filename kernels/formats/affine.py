@@ -34,6 +34,7 @@ from tfm.kernels.simd import (
     poke_f32,
     poke_u16,
     poke_u32,
+    prefetch,
     tile_of,
 )
 
@@ -72,6 +73,9 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     what they occupy.
     """
     zeros = tile_of(f32x16, rows)
+    # Many rows keep the processor so long with a panel that memory would wait. Asking for the next panel meanwhile made
+    # a step of 16 rows of a model of 135M weights take 5.5 ms, which had taken 8.4. One row is as fast as memory is.
+    ahead = rows > 1
 
     @jit
     def tile(matrix, panel, acts, t, bias, out, out_stride, add):
@@ -84,6 +88,9 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
             scale, offset = load_scales(panel, scale_type), load_scales(panel + skip, scale_type)
             panel += 2 * skip
             for _ in range(matrix.group_size // GROUP):
+                if ahead:
+                    for line in range(0, group_bytes + 64, 64):
+                        prefetch(panel + matrix.panel_bytes + line)
                 dots = dots_of_group(panel, x8, x8_stride, groups, groups_stride)
                 acc = fma_dots(acc, dots, scale, offset, groups, groups_stride)
                 panel, x8, groups = panel + group_bytes, x8 + GROUP, groups + 16

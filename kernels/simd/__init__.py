@@ -61,6 +61,7 @@ from tfm.kernels.simd.memory import (
     poke_i64,
     poke_u16,
     poke_u32,
+    prefetch,
     record_at,
     store_f16,
     store_f32,
@@ -78,6 +79,6 @@ __all__ = [
     "fma_panels", "fma_rows", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
     "load_i8", "load_rows", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16", "peek_f16",
     "peek_f32", "peek_i32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_i8", "poke_i32",
-    "poke_i64", "poke_u16", "poke_u32", "record_at", "reduce_add", "reduce_max", "round_even", "splat", "store_f16",
-    "store_f32", "store_first", "store_i8", "store_rows", "tanh", "tile_of",
+    "poke_i64", "poke_u16", "poke_u32", "prefetch", "record_at", "reduce_add", "reduce_max", "round_even", "splat",
+    "store_f16", "store_f32", "store_first", "store_i8", "store_rows", "tanh", "tile_of",
 ]

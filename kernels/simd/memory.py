@@ -6,7 +6,7 @@ from typing import Any
 import llvmlite.ir as ir
 import numba
 import numpy as np
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.extending import intrinsic
 
 from tfm.kernels.simd.vectors import (
@@ -129,6 +129,24 @@ def record_at(dtype: np.dtype[Any]) -> Any:
         return record(types.int64), build
 
     return at
+
+
+@intrinsic
+def _prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at address, into the second cache; nothing happens where there is no such memory."""
+
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        flags = [number(value) for value in (0, 2, 1)]  # to be read; locality; data
+        builder.call(function, [builder.inttoptr(args[0], byte), *flags])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), build
+
+
+prefetch: Any = _prefetch
 
 
 @intrinsic
