@@ -114,7 +114,7 @@ def list_packed() -> list[PackedModel]:
         place = _read_json(path)
         image = _image_path(str(place.get("content")))
         if image.exists():
-            found.append(PackedModel(Path(str(place["folder"])), image, image.stat().st_size))
+            found.append(PackedModel(Path(str(place.get("folder"))), image, image.stat().st_size))
     return sorted(found, key=lambda packed: packed.folder)
 
 
@@ -257,3 +257,22 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(content, file)
     os.replace(name, path)
+
+
+def drop(folder: Path) -> int:
+    """Forget the image of folder, and remove it unless it is another folder's as well. Gives the bytes freed.
+
+    A process that has it mapped goes on with it. Raises OSError where the cache cannot be written.
+    """
+    note = _place(folder)
+    content = _read_json(note).get("content")
+    if content is None:
+        return 0
+    note.unlink(missing_ok=True)
+    others = [other for path in _root().glob("[!.]*.json") if (other := _read_json(path)).get("content") == content]
+    if any(Path(str(other.get("folder"))).exists() for other in others):
+        return 0
+    gone = [(path, stat) for path, stat in _images(_root()) if path.name.partition(".")[0] == content]
+    for path, _ in gone:
+        path.unlink(missing_ok=True)
+    return sum(stat.st_size for _, stat in gone)

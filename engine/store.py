@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -212,36 +212,46 @@ def _sweep(except_for: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on this disk. ref is what -m takes; kind is "default", "gguf" or "hub"; fault is what is amiss."""
+    """A model on this disk. ref is what -m takes; fault is what is amiss; packed_bytes is what its packed weights take.
+
+    kind is "default", "gguf", "hub", or "packed" for a folder of the user's own, of which the caches hold these alone.
+    """
 
     ref: str
     kind: str
     folder: Path
     size_bytes: int
     fault: str | None = None
+    packed_bytes: int = 0
 
 
 def list_models() -> list[StoredModel]:
-    """All models in tfm's cache, then the loadable ones in the hub's cache, each by name."""
+    """All models in tfm's cache, the loadable ones in the hub's cache, and folders with packed weights; by name."""
     try:
-        own = [_own_model(folder) for folder in sorted(models_folder().glob("[!.]*")) if _is_own_model(folder)]
+        models = [_own_model(folder) for folder in sorted(models_folder().glob("[!.]*")) if _is_own_model(folder)]
     except OSError:  # no cache, or one that may not be read
-        own = []
-    return own + [_hub_model(repo_id, revision) for repo_id, revision in _hub_revisions() if _is_loadable(revision)]
+        models = []
+    models += [_hub_model(repo_id, revision) for repo_id, revision in _hub_revisions() if _is_loadable(revision)]
+    packed = _packed_bytes()
+    models = [replace(model, packed_bytes=packed.pop(model.folder.resolve(), 0)) for model in models]
+    return models + [_packed_model(folder, packed_bytes) for folder, packed_bytes in packed.items()]
 
 
 def remove_model(ref: str) -> int:
-    """Take a model from the disk and return the bytes freed. The .gguf file an import came from stays.
+    """Take a model and its packed weights from the disk and return the bytes freed.
 
-    Raises TfmError when nothing in the caches goes by that name; a folder of the user's own is never touched.
+    The .gguf file an import came from stays, and so does a folder of the user's own: only its packed weights go. Raises
+    TfmError when nothing in the caches goes by that name.
     """
     path = expanded(ref)
     for model in list_models():
-        if ref == model.ref or (model.kind == "gguf" and str(path.resolve()) == model.ref):
+        if ref == model.ref or (model.kind in ("gguf", "packed") and str(path.resolve()) == model.ref):
+            freed = _drop_packed(model.folder)
             if model.kind == "hub":
-                return _remove_from_hub_cache(model)
-            _remove_folder(model.folder)
-            return model.size_bytes
+                return freed + _remove_from_hub_cache(model)
+            if model.kind != "packed":
+                _remove_folder(model.folder)
+            return freed + model.size_bytes
     names = ", ".join(model.ref for model in list_models()) or "nothing, the caches are empty"
     raise TfmError(f"model {ref}", "not in the cache", names)
 
@@ -265,10 +275,35 @@ def _own_model(folder: Path) -> StoredModel:
     return StoredModel(source or str(folder), "gguf", folder, size_bytes, fault)
 
 
+def _packed_bytes() -> dict[Path, int]:
+    """What the packed weights of each folder take."""
+    from tfm.engine.packed import list_packed
+
+    try:
+        return {packed.folder: packed.size_bytes for packed in list_packed()}
+    except OSError:  # a cache that may not be read
+        return {}
+
+
+def _packed_model(folder: Path, packed_bytes: int) -> StoredModel:
+    fault = None if folder.exists() else "its folder is gone"
+    return StoredModel(str(folder), "packed", folder, 0, fault, packed_bytes)
+
+
+def _drop_packed(folder: Path) -> int:
+    from tfm.engine.packed import drop
+
+    try:
+        return drop(folder)
+    except OSError as error:
+        raise _not_writable(error) from error
+
+
 def remove_other_versions(folder: Path, prefix: str) -> None:
     """Remove the models beside folder whose names start with prefix, except folder itself."""
     for other in folder.parent.iterdir():
         if other.name.startswith(prefix) and other != folder:
+            _drop_packed(other)
             _remove_folder(other)
 
 

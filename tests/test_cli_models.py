@@ -17,6 +17,10 @@ from gguf_files import write_gguf
 from hub_server import REPO, HubServer, commit_of
 from parrot import CONFIG, write_parrot
 
+from tfm.cli.units import size
+from tfm.engine import packed
+from tfm.engine.config import read_config
+
 Env = dict[str, str | None]
 
 
@@ -134,10 +138,10 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
     assert imported.returncode == 0
     run("pull", REPO, env=env)
     listed = [line.split() for line in run("list", env=env).stdout.decode().splitlines()]
-    assert [(row[0], row[2]) for row in listed] == [(str(gguf), "gguf"), (REPO, "hub")]
-    assert listed[0][3] == imported.stdout.decode().strip()
+    assert [(row[0], row[2], row[3]) for row in listed] == [(str(gguf), "0", "gguf"), (REPO, "0", "hub")]
+    assert listed[0][4] == imported.stdout.decode().strip()
     rows = json.loads(run("list", "--json", env=env).stdout)
-    assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "folder", "fault"]] * 2
+    assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "packed_bytes", "folder", "fault"]] * 2
     for row in rows:
         done = run("rm", row["ref"], env=env)
         assert (done.returncode, done.stdout) == (0, b"")
@@ -145,6 +149,25 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
         assert not Path(row["folder"]).exists()
     assert run("list", "-q", env=env).stderr == b""
     assert gguf.exists()
+
+
+def test_packed_weights_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tfm keeps of a folder of the user's own could be neither seen nor removed; the folder itself stays."""
+    env = {"TFM_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+    monkeypatch.setenv("TFM_CACHE", env["TFM_CACHE"])
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    folder = write_parrot(tmp_path / "mine", b"abc")
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    nbytes = len(packed.make_image(folder, read_config(folder), 1, lambda size: None, None))
+    (row,) = json.loads(run("list", "--json", env=env).stdout)
+    shown = {"ref": str(folder), "kind": "packed", "size_bytes": 0, "packed_bytes": nbytes}
+    assert row == {**shown, "folder": str(folder), "fault": None}
+    assert run("list", env=env).stdout.decode().split() == [str(folder), "0", size(nbytes), "packed", str(folder)]
+    done = run("rm", folder, env=env)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"tfm: {size(nbytes)} freed\n")
+    assert (folder / "model.safetensors").exists()
+    assert run("list", "--json", env=env).stdout == b"[]\n"
+    assert run("rm", folder, env=env).returncode == 1
 
 
 def test_list_tells_of_a_gguf_file_that_is_gone(tmp_path: Path) -> None:

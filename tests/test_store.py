@@ -1,13 +1,17 @@
 """What is on the disk is listed under the names that -m takes, and removed without touching anything else."""
 
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpoints import FLOATS, write_checkpoint
 from gguf_files import write_gguf
 from huggingface_hub import constants
 
-from tfm.engine import load, manifest
+from tfm.engine import load, manifest, packed
+from tfm.engine.config import read_config
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.hub import resolve
@@ -142,6 +146,84 @@ def test_a_folder_of_the_user_is_never_removed(tmp_path: Path, checkpoint: dict[
     with pytest.raises(TfmError, match="not in the cache"):
         remove_model(str(tmp_path / "tiny"))
     assert (tmp_path / "tiny/model.safetensors").is_file()
+
+
+def pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Keep the packed weights of a tiny model; gives their size."""
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    return len(packed.make_image(folder, read_config(folder), 1, lambda size: None, None))
+
+
+def images() -> list[Path]:
+    return list((cache_root() / "packed").glob("*.image"))
+
+
+def test_packed_weights_go_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stayed, larger than the model itself, and were listed nowhere."""
+    path = write_gguf(tmp_path / "m.gguf", kind="F32")
+    nbytes = pack(resolve("m.gguf"), monkeypatch)
+    (model,) = list_models()
+    assert (model.kind, model.packed_bytes) == ("gguf", nbytes)
+    assert len(images()) == 1
+    assert remove_model(str(path)) == model.size_bytes + nbytes
+    assert list_models() == []
+    assert images() == []
+
+
+def test_packed_weights_go_with_an_older_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GGUF file that is written anew left the packed weights of its former content, under a folder that is gone."""
+    write_gguf(tmp_path / "m.gguf", kind="F32")
+    pack(resolve("m.gguf"), monkeypatch)
+    write_gguf(tmp_path / "m.gguf", kind="F16")
+    resolve("m.gguf")
+    (model,) = list_models()
+    assert (model.kind, model.packed_bytes) == ("gguf", 0)
+    assert images() == []
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_packed_weights_of_a_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool) -> None:
+    """They are listed by the folder and can be removed by it, also when it is there no more; the folder stays."""
+    folder = write_checkpoint(tmp_path / "mine", FLOATS["llama-wide"], dtype="F32")
+    nbytes = pack(folder, monkeypatch)
+    files = sorted(folder.iterdir())
+    if is_gone:
+        shutil.rmtree(folder)
+    (model,) = list_models()
+    fault = "its folder is gone" if is_gone else None
+    assert model == StoredModel(str(folder.resolve()), "packed", folder.resolve(), 0, fault, nbytes)
+    assert remove_model("mine") == nbytes
+    assert (list_models(), images()) == ([], [])
+    assert is_gone or sorted(folder.iterdir()) == files
+
+
+def test_packed_weights_that_a_copy_shares_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image of two folders was removed with the first; it goes with the last."""
+    write_checkpoint(tmp_path / "one", FLOATS["llama-wide"], dtype="F32")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for name in ("one", "two"):
+        nbytes = pack(tmp_path / name, monkeypatch)
+    assert remove_model("one") == 0
+    assert [model.folder.name for model in list_models()] == ["two"]
+    assert len(images()) == 1
+    assert remove_model("two") == nbytes
+    assert images() == []
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"content": 3}', '{"content": "x"}', '{"folder": 3}'])
+def test_damaged_note_of_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """It must not keep anything else from being listed and removed."""
+    folder = write_checkpoint(tmp_path / "mine", FLOATS["llama-wide"], dtype="F32")
+    pack(folder, monkeypatch)
+    (note,) = (cache_root() / "packed").glob("*.json")
+    note.write_text(damage)
+    write_gguf(tmp_path / "m.gguf")
+    resolve("m.gguf")
+    (model,) = list_models()
+    assert remove_model("m.gguf") == model.size_bytes
+    with pytest.raises(TfmError, match="not in the cache"):
+        remove_model("mine")
 
 
 def test_building_fails_without_traces() -> None:

@@ -1,6 +1,7 @@
 """tfm list: the models on this disk."""
 
 import json
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -8,9 +9,12 @@ from tfm.cli.options import Command, quiet_option
 from tfm.cli.output import Notes, Output
 from tfm.cli.units import size, table
 
+if TYPE_CHECKING:
+    from tfm.engine.store import StoredModel
+
 
 @click.command("list", cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="A JSON list of objects: ref, kind, size_bytes, folder, fault.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of objects.")
 @quiet_option
 @click.pass_obj
 def command(output: Output, as_json: bool, quiet: bool) -> None:
@@ -22,18 +26,33 @@ def command(output: Output, as_json: bool, quiet: bool) -> None:
       tfm list --json | jq -r .[].ref
       tfm list | sort -k 2 -h
 
-    A line has what -m takes, the size, where the model came from, its folder, and what is amiss with it.
+    A line has what -m takes, the size, the size of the packed weights that tfm keeps for a quick start, where the model
+    came from, its folder, and what is amiss with it. A folder of your own is there when tfm keeps its packed weights.
     """
     from tfm.engine.store import list_models
 
     models = list_models()
     if as_json:
-        rows = [{"ref": m.ref, "kind": m.kind, "size_bytes": m.size_bytes, "folder": str(m.folder)} for m in models]
-        rows = [row | {"fault": m.fault} for row, m in zip(rows, models, strict=True)]
-        output.write_line(json.dumps(rows, ensure_ascii=False))
+        output.write_line(json.dumps([_as_json(model) for model in models], ensure_ascii=False))
         return
-    for line in table([[m.ref, size(m.size_bytes), m.kind, str(m.folder), m.fault or ""] for m in models]):
+    for line in table([_cells(model) for model in models]):
         output.write_line(line)
     if not models:
         with Notes(quiet) as notes:
             notes.note("no models yet; tfm pull smollm2-135m fetches the default one")
+
+
+def _as_json(model: "StoredModel") -> dict[str, Any]:
+    return {
+        "ref": model.ref,
+        "kind": model.kind,
+        "size_bytes": model.size_bytes,
+        "packed_bytes": model.packed_bytes,
+        "folder": str(model.folder),
+        "fault": model.fault,
+    }
+
+
+def _cells(model: "StoredModel") -> list[str]:
+    sizes = [size(model.size_bytes), size(model.packed_bytes)]
+    return [model.ref, *sizes, model.kind, str(model.folder), model.fault or ""]

@@ -11,7 +11,7 @@ from tfm.cli.units import size
 @ref_argument
 @quiet_option
 def command(ref: str, quiet: bool) -> None:
-    """Remove the model REF from tfm's or the hub's cache.
+    """Remove the model REF and what tfm keeps of it.
 
     \b
     Examples:
@@ -19,7 +19,8 @@ def command(ref: str, quiet: bool) -> None:
       tfm rm HuggingFaceTB/SmolLM2-360M-Instruct
       tfm rm ./model.gguf
 
-    REF is what tfm list shows. A folder of your own is never touched, nor is the .gguf file that was imported.
+    REF is what tfm list shows, in tfm's cache or the hub's. The packed weights that tfm keeps for a quick start go with
+    it. Of a folder of your own only these go: it is never touched, nor is the .gguf file that was imported.
     """
     from tfm.engine.store import remove_model
 
