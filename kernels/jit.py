@@ -12,6 +12,7 @@ the work goes on without.
 """
 
 import ctypes
+import fcntl
 import gc
 import hashlib
 import importlib
@@ -22,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 Progress = Callable[[str, int, int | None], None]
 
 NOWHERE = Path(os.devnull) / "no home"  # nothing can be there
+LONGEST_WAIT_S = 120  # for another process that compiles; it may have been stopped
 KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; each is about 1 MB
 
 
@@ -201,13 +204,20 @@ class Entry:
                 label = "compiling kernels for this CPU (once)"
                 if progress is not None:
                     progress(label, 0, 1)
-                missing = [entry for entry, code in zip(entries, kept, strict=True) if code is None]
-                for entry, code in zip(missing, _compile_side_by_side(missing), strict=True):
-                    _write_object(entry._path(), code)
-                    kept[entries.index(entry)] = code
+                with _one_process_at_a_time(self._path().parent):
+                    kept = self._complete(entries)
                 if progress is not None:
                     progress(label, 1, 1)
             self._load([code for code in kept if code is not None])
+
+    def _complete(self, entries: "tuple[Entry, ...]") -> list[bytes | None]:
+        """The object files of entries; what nobody has kept meanwhile is compiled, and kept."""
+        kept = [_read_object(entry._path()) for entry in entries]
+        missing = [entry for entry, code in zip(entries, kept, strict=True) if code is None]
+        for entry, code in zip(missing, _compile_side_by_side(missing) if missing else [], strict=True):
+            _write_object(entry._path(), code)
+            kept[entries.index(entry)] = code
+        return kept
 
     def _path(self) -> Path:
         spec = importlib.util.find_spec(self.module)
@@ -234,16 +244,10 @@ class Entry:
         code: bytes = cpu_target.target_context.codegen()._tm.emit_object(library._final_module)
         return code
 
-    def start_compiling(self) -> "subprocess.Popen[bytes] | None":
-        """A process that compiles it and writes the object file to its stdout; None where none can be started."""
-        code = "import sys; from tfm.kernels.jit import Entry; sys.stdout.buffer.write(Entry(*sys.argv[1:]).compile())"
-        # -P: what lies in the working folder may bear the name of a module.
-        command = [sys.executable, "-P", "-c", code, f"{self.module}:{self.function}", self.arguments]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        try:
-            return subprocess.Popen(command, **streams)  # type: ignore[call-overload,no-any-return]
-        except OSError:
-            return None
+    def compile_into(self, handle: int) -> None:
+        """Compile, and write the object file to an open file with what tells that it is whole."""
+        with os.fdopen(handle, "wb") as file:
+            file.write(_sealed(self.symbol, self.compile()))
 
     def _load(self, objects: list[bytes]) -> None:
         import llvmlite.binding as llvm
@@ -293,18 +297,74 @@ def _compile_side_by_side(entries: list[Entry]) -> list[bytes]:
     """
     *others, last = entries
     alone = len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) < 2
-    processes = [None if alone else entry.start_compiling() for entry in others]
-    try:
+    with ExitStack() as stack:
+        processes = [None if alone else stack.enter_context(_Beside(entry)) for entry in others]
         code = last.compile()
-        found = [b"" if process is None else process.communicate()[0] for process in processes]
-        failed = [process is None or process.returncode != 0 for process in processes]
-    except BaseException:
-        for process in processes:
-            if process is not None:
-                process.kill()
-                process.communicate()
-        raise
-    return [other.compile() if f else c for other, c, f in zip(others, found, failed, strict=True)] + [code]
+        found = [None if process is None else process.result() for process in processes]
+    return [other.compile() if c is None else c for other, c in zip(others, found, strict=True)] + [code]
+
+
+class _Beside:
+    """A process that compiles an entry; a context that ends it in any case.
+
+    The object file comes back in a file of its own: what else a Python prints as it starts goes to its stdout.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._file: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "_Beside":
+        entry = self._entry
+        code = "import sys; from tfm.kernels.jit import Entry; Entry(*sys.argv[2:]).compile_into(int(sys.argv[1]))"
+        with suppress(OSError):  # no Python to start, or no folder for the file: it is compiled here
+            self._file = tempfile.TemporaryFile()
+            number = self._file.fileno()
+            # -P: what lies in the working folder may bear the name of a module.
+            target = f"{entry.module}:{entry.function}"
+            command = [sys.executable or "", "-P", "-c", code, str(number), target, entry.arguments]
+            nowhere = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, pass_fds=(number,)
+            )  # fmt: skip
+        return self
+
+    def result(self) -> bytes | None:
+        """The object file when the process has ended; None if it did not make one, or not all of it."""
+        if self._process is None:
+            return None
+        self._process.wait()
+        self._file.seek(0)
+        return _opened(self._entry.symbol, self._file.read())
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._file is not None:
+            self._file.close()
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Processes that start together on a new machine compile once, and the others wait; but not for ever."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / ".lock").open("w"))
+            end_s = time.monotonic() + LONGEST_WAIT_S
+            while not _is_locked(file) and time.monotonic() < end_s:
+                time.sleep(0.1)
+        yield
+
+
+def _is_locked(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read_object(path: Path) -> bytes | None:
@@ -312,15 +372,23 @@ def _read_object(path: Path) -> bytes | None:
     try:
         if not path.is_file():  # a pipe or a device would be read without end
             return None
-        digest, code = path.read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
+        return _opened(path.stem, path.read_bytes())
+    except OSError:
         return None
-    return code if _checksum(path, code) == digest else None
 
 
-def _checksum(path: Path, code: bytes) -> bytes:
-    """Of the symbol and the code: a call of a symbol that the code does not have would end the process."""
-    return hashlib.sha256(f"{path.stem}\n".encode() + code).hexdigest().encode()
+def _sealed(symbol: str, code: bytes) -> bytes:
+    """An object file behind a line that has its checksum, and that of the symbol.
+
+    A call of a symbol that the code does not have would end the process.
+    """
+    return hashlib.sha256(f"{symbol}\n".encode() + code).hexdigest().encode() + b"\n" + code
+
+
+def _opened(symbol: str, sealed: bytes) -> bytes | None:
+    """The object file of `_sealed`, None if not every byte is what it was."""
+    code = sealed.partition(b"\n")[2]
+    return code if _sealed(symbol, code) == sealed else None
 
 
 def _write_object(path: Path, code: bytes) -> None:
@@ -329,7 +397,7 @@ def _write_object(path: Path, code: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
         with os.fdopen(handle, "wb") as file:
-            file.write(_checksum(path, code) + b"\n" + code)
+            file.write(_sealed(path.stem, code))
         os.replace(temporary, path)
         _drop_oldest(path.parent.parent)
     except OSError as error:
@@ -339,6 +407,9 @@ def _write_object(path: Path, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    folders = sorted(folder.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
-    for old in folders[KEPT_FOLDERS:]:
+    times = []
+    for entry in folder.iterdir():
+        with suppress(OSError):  # another process may have removed it by now
+            times.append((entry.stat().st_mtime, entry))
+    for _, old in sorted(times, reverse=True)[KEPT_FOLDERS:]:
         shutil.rmtree(old, ignore_errors=True)

@@ -58,7 +58,7 @@ def test_the_second_time_nothing_is_compiled(module: str) -> None:
     entry, said = prepared(module)
     assert [line[-3:] for line in said] == ["0/1", "1/1"]
     assert prepared(module)[1] == []
-    assert os.listdir(entry._path().parent) == [f"{module}.tens.o"]
+    assert sorted(os.listdir(entry._path().parent)) == [".lock", f"{module}.tens.o"]
 
 
 DAMAGE = {
@@ -112,7 +112,16 @@ def whole(address, value):
 """
 
 
-@pytest.mark.parametrize("processes", ["one of its own", "none can be started", "one that fails"])
+PROCESSES = {  # what stands for Python in the process beside
+    "one of its own": None,
+    "none can be started": "/nowhere/python",
+    "no name": "",
+    "one that fails": "false",
+    "one that does nothing": "true",
+}
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
 def test_a_piece_is_compiled_beside_and_called(
     processes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -123,8 +132,9 @@ def test_a_piece_is_compiled_beside_and_called(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
     jit._digest.cache_clear()
-    if processes != "one of its own":
-        program = "/nowhere/python" if processes == "none can be started" else "false"
+    (tmp_path / "sitecustomize.py").write_text("print('a word from the site')")
+    program = PROCESSES[processes]
+    if program is not None:
         monkeypatch.setattr(sys, "executable", program)
 
     def check() -> list[str]:
@@ -142,6 +152,14 @@ def test_a_piece_is_compiled_beside_and_called(
         Path(path).unlink()
         assert check() == paths
     assert check() == []
+
+
+def test_an_object_that_comes_back_cut_off(module: str) -> None:
+    """Guards code from the process beside that is kept though its end is missing: every later start would crash."""
+    sealed = jit._sealed("symbol", bytes(range(256)) * 300)
+    assert jit._opened("symbol", sealed) == bytes(range(256)) * 300
+    assert [jit._opened("symbol", sealed[:size]) for size in (0, 10, 65, 65536, len(sealed) - 1)] == [None] * 5
+    assert jit._opened("symbol", b"a word from the site\n" + sealed) is None
 
 
 def test_a_folder_that_cannot_be_written(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +180,7 @@ def test_a_folder_in_the_place_of_the_object(module: str) -> None:
     (path / "inside").mkdir(parents=True)
     with pytest.warns(UserWarning, match="not kept"):
         prepared(module)
-    assert os.listdir(path.parent) == [path.name]
+    assert sorted(os.listdir(path.parent)) == [".lock", path.name]
 
 
 def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,12 +252,12 @@ def test_a_warm_process_does_not_import_numba(module: str, tmp_path: Path) -> No
 
 
 def test_two_processes_compile_at_once(module: str, tmp_path: Path) -> None:
-    """Guards two first runs side by side: both end well, one file is there, and it is whole."""
+    """Guards two first runs side by side: both end well, one file is there, and it is whole; one waits for the other."""
     both = [python(CALL.format(module=module), PYTHONPATH=str(tmp_path)) for _ in range(2)]
     assert [process.communicate()[0].split()[0] for process in both] == ["42", "42"]
     assert [process.returncode for process in both] == [0, 0]
     path = jit.Entry(f"{module}:tens", "ii")._path()
-    assert os.listdir(path.parent) == [path.name]
+    assert sorted(os.listdir(path.parent)) == [".lock", path.name]
     assert prepared(module)[1] == []
 
 
