@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from tfm.engine.config import ModelConfig
 
 MOST_OF_DISK = 0.25  # of what is free or taken by images; beyond that, those that were used longest ago are dropped
+RECORDS_BYTES = 1 << 18  # the layer table of 300 layers
 LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
+ZEROS = bytes(1 << 20)
 YOUNG_NS = 100_000_000  # a file changed so lately may change again without its times showing it
 Files = list[list[Any]]
 
@@ -57,7 +59,8 @@ def find_image(folder: Path) -> Memory | None:
         files = place["files"]
         if _files(folder, [name for name, *_ in files]) != files:
             return None
-        return _whole(_image_path(place["content"]))
+        image = _whole(_image_path(place["content"]))
+        return image if image is not None and _records_digest(image) == place["records"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -99,11 +102,13 @@ def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
     is_young = any(time.time_ns() - changed_ns < YOUNG_NS for _, _, _, changed_ns, _ in files)
     if is_young or _files(folder, [name for name, *_ in files]) != files:
         return
-    image = _image_path(content)
-    if _whole(image) is None:
+    image, records = _image_path(content), _records_digest(_map(file))
+    there = _whole(image)
+    if there is None or _records_digest(there) != records:
         os.fsync(file.fileno())  # else, after a loss of power, the name could stand for zeros
         os.replace(file.name, image)
-    _write_json(_place(folder), {"folder": str(folder.resolve()), "files": files, "content": content})
+    place = {"folder": str(folder.resolve()), "files": files, "content": content, "records": records}
+    _write_json(_place(folder), place)
     _drop_oldest(keep=image)
 
 
@@ -157,12 +162,20 @@ def _content(folder: Path, files: Files) -> str:
     return digest.hexdigest()[:24]
 
 
+def _records_digest(image: Memory) -> str:
+    """Of the image's beginning, where its records are: what damage there would do, nobody can say."""
+    return hashlib.sha256(image[:RECORDS_BYTES].tobytes()).hexdigest()
+
+
 def _whole(path: Path) -> Memory | None:
     """The mapped image at path, when all of it is there."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
         with path.open("rb") as file:
             image = _map(file)
-            os.utime(file.fileno())  # used now; see _drop_oldest
+            with suppress(OSError):  # somebody else's, or on a file system that is only read
+                os.utime(file.fileno())  # used now; see _drop_oldest
     except (OSError, ValueError):
         return None
     is_whole = len(image) >= IMAGE.itemsize and int(image[: IMAGE.itemsize].view(IMAGE)["size"][0]) == len(image)
@@ -193,7 +206,8 @@ def _new_file(size: int) -> Iterator[BinaryIO | None]:
         return
     try:
         with open(name, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks: _sweep removes nothing there either
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield file if size <= _room(root) and _allocate(file, size) else None
     finally:
         Path(name).unlink(missing_ok=True)
@@ -202,7 +216,12 @@ def _new_file(size: int) -> Iterator[BinaryIO | None]:
 def _allocate(file: BinaryIO, size: int) -> bool:
     """Take all of the disk's space now: a disk that fills up while a mapped file is written would end the process."""
     try:
-        os.posix_fallocate(file.fileno(), 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            for begin in range(0, size, len(ZEROS)):
+                file.write(ZEROS[: size - begin])
+            file.flush()
     except OSError:
         return False
     return True
@@ -211,17 +230,19 @@ def _allocate(file: BinaryIO, size: int) -> bool:
 def _sweep(root: Path) -> None:
     """Remove what dead processes left half-made; what a living one makes is locked."""
     for path in root.glob(".new-*"):
-        try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-        except OSError:
-            continue
+        with suppress(OSError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink(missing_ok=True)
 
 
 def _images(root: Path) -> list[tuple[Path, os.stat_result]]:
     """All images, those that were used last first."""
-    stats = [(path, path.stat()) for path in root.glob("[!.]*.image")]
+    stats = []
+    for path in root.glob("[!.]*.image"):
+        with suppress(OSError):  # another process may have removed it by now
+            stats.append((path, path.stat()))
     return sorted(stats, key=lambda image: -image[1].st_mtime_ns)
 
 
@@ -246,7 +267,7 @@ def _drop_oldest(keep: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

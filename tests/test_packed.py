@@ -103,7 +103,7 @@ def test_copies_share_one_image(tmp_path: Path) -> None:
     assert [model.folder.name for model in packed.list_packed()] == ["copy", "model"]
 
 
-@pytest.mark.parametrize("damage", ["emptied", "halved", "no header", "a folder"])
+@pytest.mark.parametrize("damage", ["emptied", "halved", "no header", "other records", "a folder", "a pipe"])
 def test_a_damaged_image_is_made_again(damage: str, tmp_path: Path) -> None:
     """Guards a crash, or wrong weights, after a full disk or a stray hand in the cache folder."""
     folder = write(tmp_path / "model")
@@ -113,9 +113,12 @@ def test_a_damaged_image_is_made_again(damage: str, tmp_path: Path) -> None:
     image.unlink()
     if damage == "a folder":
         image.mkdir()
+    elif damage == "a pipe":
+        os.mkfifo(image)
     else:
         half, headless = content[: len(content) // 2], bytes(256) + content[256:]
-        image.write_bytes({"emptied": b"", "halved": half, "no header": headless}[damage])
+        other = content[:1000] + bytes([content[1000] ^ 1]) + content[1001:]
+        image.write_bytes({"emptied": b"", "halved": half, "no header": headless, "other records": other}[damage])
     assert logits(folder) == expected
     if damage != "a folder":
         assert image.read_bytes() == content
@@ -129,6 +132,29 @@ def test_a_damaged_note_is_made_again(damage: str, tmp_path: Path) -> None:
     (note,) = packed._root().glob("*.json")
     note.write_text(damage)
     assert logits(folder) == expected
+    assert packed.find_image(folder) is not None
+
+
+def test_pipes_in_the_place_of_notes_and_new_files(tmp_path: Path) -> None:
+    """Guards a start that waits for ever for somebody to write into a pipe."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    (note,) = packed._root().glob("*.json")
+    note.unlink()
+    os.mkfifo(note)
+    os.mkfifo(packed._root() / ".new-pipe")
+    assert logits(folder) == expected
+
+
+def test_an_image_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a cache on a read-only file system, or of another user, that is packed again at every start."""
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("not yours")
+
+    folder = write(tmp_path / "model")
+    logits(folder)
+    monkeypatch.setattr(os, "utime", refuse)
     assert packed.find_image(folder) is not None
 
 
