@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tfm.engine import load, packed
+from tfm.engine import model as model_module
 
 CONFIG = checkpoints.FLOATS["llama-wide"]
 IDS = checkpoints.random_ids(CONFIG, 20)
@@ -56,6 +57,21 @@ def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
     assert not any(line[-1].endswith(".safetensors") and str(folder) in line[-1] for line in maps)
     assert size == image.stat().st_size
     assert model.logits(IDS).tobytes() == expected
+    model.close()
+
+
+def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the change from the mapped file to a copy in the middle of a text: no bit may change, nothing stay mapped."""
+    monkeypatch.setattr(model_module, "STEPS_TO_STAY", 16)
+    folder = write(tmp_path / "model")
+    model = load(folder, threads=2)
+    expected = model.logits(IDS)  # packed now
+    with model.sequence() as sequence:
+        for id_, row in zip(IDS, expected, strict=True):
+            assert model.step([(sequence, [id_])]).tobytes() == row.tobytes()
+    moved = str(images()[0]) not in Path("/proc/self/maps").read_text()
+    assert moved == packed._has_large_pages()
+    assert model.logits(IDS).tobytes() == expected.tobytes()
     model.close()
 
 
