@@ -2,12 +2,14 @@
 
 import importlib
 import pkgutil
+import re
 
 import click
 
 from tfm.cli import commands
 from tfm.cli.options import takes_text, version_option
 
+WORD = re.compile(r"-[^\W\d_]{3,}")  # after a dash: more than options of one letter are
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -66,11 +68,38 @@ def explain(error: click.UsageError) -> str:
         return error.format_message()
     name = error.ctx.command_path if error.ctx else "tfm"
     message, hint = error.format_message(), _hint_for_text(error)
-    if isinstance(error, click.NoSuchOption) and error.ctx and " " not in error.option_name:
-        options = [option for parameter in error.ctx.command.get_params(error.ctx) for option in parameter.opts]
+    if isinstance(error, click.NoSuchOption) and error.ctx:
         message = error.message
-        hint = _proposal(error.option_name, [option for option in options if option.startswith("--")]) or hint
-    return f"{name}: {message}{hint and ' '}{hint}\n{name} --help tells what there is."
+        hint = hint if " " in error.option_name else _option_meant(error, error.ctx) or hint or _short_options(error)
+    sentences = [text if text.endswith((".", "?", '"')) else f"{text}." for text in (message, hint) if text]
+    return f"{name}: {' '.join(sentences)}\n{name} --help tells what there is."
+
+
+def _option_meant(error: click.NoSuchOption, context: click.Context) -> str:
+    """A proposal for an option that does not exist; also for a long one that has only one dash."""
+    known = [option for option in _options(context) if option.startswith("--")]
+    one_dash = [word for word in _arguments(context) if f"-{word.partition('=')[0]}" in known]
+    return _proposal(f"-{one_dash[0].partition('=')[0]}" if one_dash else error.option_name, known)
+
+
+def _short_options(error: click.NoSuchOption) -> str:
+    """What there is, for an option of one letter."""
+    context = error.ctx
+    if context is None or error.option_name.startswith("--"):
+        return ""
+    return f"Options of one letter: {', '.join(option for option in _options(context) if option[:2] != '--')}."
+
+
+def _options(context: click.Context) -> list[str]:
+    return [
+        option for parameter in context.command.get_params(context) for option in parameter.opts if option[0] == "-"
+    ]
+
+
+def _arguments(context: click.Context) -> list[str]:
+    """What was given before --, where options stand."""
+    given: list[str] = context.meta.get("tfm.arguments", [])
+    return given[: given.index("--")] if "--" in given else given
 
 
 def _hint_for_text(error: click.UsageError) -> str:
@@ -78,11 +107,14 @@ def _hint_for_text(error: click.UsageError) -> str:
     context = error.ctx
     if context is None or not takes_text(context.command):
         return ""
+    before = _arguments(context)
     if error.message.startswith("Got unexpected extra argument"):
+        after = context.meta.get("tfm.arguments", [])[len(before) + 1 :]
+        if any(word.partition("=")[0] in _options(context) for word in after):
+            return "Put options before --: what stands after it is text."
         return "A text of several words is put in quotes."
-    given = context.meta.get("tfm.arguments", [])
-    given = given[: given.index("--")] if "--" in given else given
-    if isinstance(error, click.NoSuchOption) or any(word.startswith("-") and " " in word for word in given):
+    is_short = isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--")
+    if any(word.startswith("-") and (" " in word or (is_short and WORD.fullmatch(word))) for word in before):
         return f'A text that begins with a dash is put after --, like this: {context.command_path} -- "- a text"'
     return ""
 
@@ -92,5 +124,3 @@ def complete_in_shell(instruction: str) -> int:
     from click.shell_completion import shell_complete
 
     return shell_complete(app, {}, "tfm", "_TFM_COMPLETE", instruction)
-
-

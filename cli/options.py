@@ -36,6 +36,47 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?(?:iB|B)?)", re.IGNORECASE)
 # ------------------------------------------------------------------------------------------------ types of values
 
 
+def wrong_value(
+    param: click.Parameter | None, ctx: click.Context | None, found: str | int, allowed: str
+) -> click.UsageError:
+    """The error for a value of an option, in the words that a TfmError has."""
+    name = max(param.opts, key=len) if param else "value"
+    if isinstance(found, str):
+        found = repr(found if len(found) <= SHOWN_CHARACTERS else f"{found[:SHOWN_CHARACTERS]}...")
+    return click.UsageError(f"{name}: found {found}; allowed: {allowed}.", ctx)
+
+
+class WholeType(click.ParamType):  # type: ignore[type-arg]
+    """A whole number, none below `least`."""
+
+    name = "n"
+
+    def __init__(self, least: int | None = None) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        bound = "" if self.least is None else f" from {self.least}"
+        try:
+            number = int(value)
+        except ValueError:
+            raise wrong_value(param, ctx, value, f"a whole number{bound}") from None
+        if self.least is not None and number < self.least:
+            raise wrong_value(param, ctx, number, f"a whole number{bound}")
+        return number
+
+
+class NumberType(click.ParamType):  # type: ignore[type-arg]
+    """Any number; what makes sense is known where it is used."""
+
+    name = "x"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            raise wrong_value(param, ctx, value, "a number, such as 0.8") from None
+
+
 class TextType(click.ParamType):  # type: ignore[type-arg]
     """Text from the command line: its bytes are UTF-8, whatever the locale says."""
 
@@ -59,8 +100,7 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         factors = {unit.upper(): factor for unit, factor in UNITS.items()}
         size = float(match[1]) * factors[match[2].upper()] if match else 0.0
         if not 1 <= size < LARGEST_SIZE:
-            shown = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}..."
-            self.fail(f"{shown!r} is not a size above 0 that a memory may have, such as 512M or 1.5G.", param, ctx)
+            raise wrong_value(param, ctx, value, "a size above 0 that a memory may have, such as 512M or 1.5G")
         return int(size)
 
 
@@ -76,10 +116,11 @@ class BiasType(click.ParamType):  # type: ignore[type-arg]
         try:
             return int(id_), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id and a number, such as 42=-5.", param, ctx)
+            raise wrong_value(param, ctx, value, "a token id and a number, such as 42=-5") from None
 
 
 TEXT = TextType()
+NUMBER = NumberType()
 
 
 def takes_text(command: click.Command) -> bool:
@@ -95,7 +136,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["tfm.arguments"] = list(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
 
 def group(name: str, kind: type[Any], options: Iterable[Decorator]) -> Decorator:
@@ -143,9 +188,7 @@ model_option = click.option(
     help="The model: a folder, a .gguf file, org/name[@revision] on the hub, or smollm2-135m. "
     "$TFM_MODEL changes the default.",
 )  # fmt: skip
-threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", help="Processors to use; default: all."
-)
+threads_option = click.option("--threads", type=WholeType(1), metavar="N", help="Processors to use; default: all.")
 
 
 @dataclass(frozen=True)
@@ -180,7 +223,7 @@ model_options = group("model", ModelOptions, [
         help="How the context is kept in memory: exact, half the memory, or a quarter.",
     ),
     click.option(
-        "--ctx", type=click.IntRange(min=1), metavar="N",
+        "--ctx", type=WholeType(1), metavar="N",
         help="Most tokens of prompt and answer; default: the model's own.",
     ),
     click.option("--max-ram", type=SizeType(), help="Most memory for weights, context and scratch, such as 2G."),
@@ -228,15 +271,15 @@ class SamplingOptions:
 
 
 sampling_options = group("sampling", SamplingOptions, [
-    click.option("--temperature", type=float, metavar="X", help="0: the likeliest; default: the model's, else 0."),
-    click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens; 0: among all."),
-    click.option("--top-p", type=float, metavar="P", help="Choose among the likeliest that have P together."),
-    click.option("--min-p", type=float, metavar="P", help="Leave out tokens below P times the likeliest."),
-    click.option("--repeat-penalty", type=float, metavar="X", help="Make tokens that are there less likely; 1: off."),
-    click.option("--presence-penalty", type=float, metavar="X", help="Make tokens of the answer less likely; 0: off."),
-    click.option("--frequency-penalty", type=float, metavar="X", help="The same for each time one is there; 0: off."),
+    click.option("--temperature", type=NUMBER, metavar="X", help="0: the likeliest; default: the model's, else 0."),
+    click.option("--top-k", type=WholeType(), metavar="K", help="Choose among the K likeliest tokens; 0: among all."),
+    click.option("--top-p", type=NUMBER, metavar="P", help="Choose among the likeliest that have P together."),
+    click.option("--min-p", type=NUMBER, metavar="P", help="Leave out tokens below P times the likeliest."),
+    click.option("--repeat-penalty", type=NUMBER, metavar="X", help="Make tokens that are there less likely; 1: off."),
+    click.option("--presence-penalty", type=NUMBER, metavar="X", help="Make tokens of the answer less likely; 0: off."),
+    click.option("--frequency-penalty", type=NUMBER, metavar="X", help="The same for each time one is there; 0: off."),
     click.option("--logit-bias", type=BiasType(), multiple=True, help="Add X to the logit of token ID. Repeatable."),
-    click.option("--seed", type=int, metavar="N", help="The same seed, the same answer; default: a new one."),
+    click.option("--seed", type=WholeType(), metavar="N", help="The same seed, the same answer; default: a new one."),
 ])  # fmt: skip
 
 
@@ -252,6 +295,8 @@ class TextOptions:
         """Argument, files and stdin, in this order, with a blank line between; None when none of them is there."""
         from tfm.cli.text import gather
 
+        if "-" in self.files:
+            raise click.UsageError("-f -: stdin is read by itself; leave -f - out (a file of that name is ./-).")
         return gather(self.text, self.files, not self.no_stdin, notes)
 
     @property

@@ -64,7 +64,9 @@ def resolve(
     name = ref if isinstance(ref, str) else ""
     match = HUB_REF.fullmatch(name)
     if match is None or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors")):
-        raise TfmError(f"model {ref}", "no such folder or file", FORMS)
+        is_bare = re.fullmatch(r"[\w-][\w.-]*", name) and not name.endswith((".gguf", ".safetensors"))
+        remedy = "tfm list tells what is here; on the hub a name is org/name" if is_bare else None
+        raise TfmError(f"model {ref}", "no such folder or file", FORMS, remedy)
     return _from_hub(match["repo"], match["revision"], progress, offline, refresh)
 
 

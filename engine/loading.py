@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfm.engine.model import Model
     from tfm.engine.tokenizer import Tokenizer
 
+LEAST_PLAUSIBLE_BYTES = 1_000_000  # who asks for less may have left out the unit
 KV_TYPE_NAMES = ("f32", "f16", "q8")
 
 
@@ -127,7 +128,8 @@ class _Needed:
 
         remedy = "use a smaller model or fewer bits"
         if max_ram is not None and self.least > max_ram:
-            raise TfmError("--max-ram", self, f"{max_ram:,} bytes", f"raise it or {remedy}")
+            raising = "give it a unit, such as 2G," if max_ram < LEAST_PLAUSIBLE_BYTES else "raise it"
+            raise TfmError("--max-ram", self, f"{max_ram:,} bytes", f"{raising} or {remedy}")
         free = available_memory()
         if free is not None and self.least > free:
             raise TfmError("memory", self, f"{free:,} bytes free", remedy)

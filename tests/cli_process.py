@@ -31,10 +31,12 @@ def run(
     )
 
 
-def shell(script: str, env: Mapping[str, str | None] = NO_CHANGES) -> subprocess.CompletedProcess[bytes]:
+def shell(
+    script: str, env: Mapping[str, str | None] = NO_CHANGES, timeout_s: float = TIMEOUT_S
+) -> subprocess.CompletedProcess[bytes]:
     """Run a script in bash, where tfm is on the path."""
     path = f"{TFM.parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", script], env=environment(env) | {"PATH": path}, stdin=subprocess.DEVNULL,
-        capture_output=True, timeout=TIMEOUT_S, check=False,
+        capture_output=True, timeout=timeout_s, check=False,
     )  # fmt: skip

@@ -331,6 +331,7 @@ def test_max_ram(parrot: Path) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     for word in (b"--max-ram", b"weights", b"keys and values", b"scratch"):
         assert word in done.stderr
+    assert b"give it a unit, such as 2G" in run("generate", "--raw", "-m", parrot, "--max-ram", "2", "\n").stderr
 
 
 def test_broken_model(tmp_path: Path) -> None:

@@ -78,7 +78,12 @@ def test_token_is_honoured(hub: HubServer, env: Env) -> None:
 
 @pytest.mark.parametrize(
     ("ref", "word"),
-    [(f"{REPO}@nothing", "'nothing'"), ("no/body", "no such repository"), ("nobody", "allowed: a folder")],
+    [
+        (f"{REPO}@nothing", "'nothing'"),
+        ("no/body", "no such repository"),
+        ("nobody", "allowed: a folder"),
+        ("nobody", "org/name"),
+    ],
 )
 def test_pull_what_is_not_there(env: Env, ref: str, word: str) -> None:
     done = run("pull", ref, env=env)

@@ -62,6 +62,15 @@ def test_no_prompt_at_all(parrot: Path, stdin: str) -> None:
     assert b"No prompt" in done.stderr
 
 
+@pytest.mark.parametrize("prompt", ["''", "-f /dev/null", "'' -f /dev/null"])
+def test_prompt_that_is_empty(chatty_parrot: Path, prompt: str) -> None:
+    """A variable of the shell that is not set: the model was loaded and answered to nothing."""
+    done = shell(f"tfm generate -m {chatty_parrot} {prompt} < /dev/null")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"No prompt" in done.stderr
+    assert shell(f"printf a | tfm generate -m {chatty_parrot} {prompt}").returncode == 0
+
+
 def test_terminal_stdin_is_not_read(parrot: Path) -> None:
     """With a terminal as stdin the command waited for it, although the prompt was given."""
     terminal, its_end = pty.openpty()
@@ -357,6 +366,12 @@ def test_progress_on_a_terminal() -> None:
     assert shown.count("tfm: by the way\r\n") == 2
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is shown again
     assert "\x1b[2K" in shown[shown.rindex("long work") :]  # and the line of the bar cleared
+
+
+def test_bench_tells_that_it_measures_the_machine(parrot: Path) -> None:
+    """On a terminal nothing was seen for the seconds before the first test."""
+    shown = on_terminal("bench", "-m", parrot, "-p", "2", "-n", "0", "-r", "1", env={"COLUMNS": "100"})[1].decode()
+    assert shown.index("measuring the limits of this machine") < shown.index("pp2")
 
 
 # ------------------------------------------------------------------------------------------------ Ctrl-C

@@ -51,6 +51,13 @@ def test_version_is_the_distribution() -> None:
     assert run("--version").stdout.decode() == f"tfm {version('tfm-cli')}\n"
 
 
+def test_commands_in_80_columns() -> None:
+    """What a command does was cut with dots in the list of commands."""
+    lines = run("--help", env={"COLUMNS": "80"}).stdout.decode().partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == COMMANDS
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def test_no_arguments_show_the_help() -> None:
     """On stderr, for it is no result, and with the status of wrong usage."""
     done = run()
@@ -71,6 +78,14 @@ def test_no_arguments_show_the_help() -> None:
         (["tokenise", "x"], "tokenize"),
         (["Tell me a joke"], 'tfm generate "Tell me a joke"'),
         (["generate", "--", "Tell", "me"], "quotes"),
+        (["generate", "--", "- milk", "- eggs"], "quotes"),
+        (["generate", "--", "Tell", "--json"], "Put options before --"),
+        (["generate", "--", "Tell", "--max-tokens=4"], "Put options before --"),
+        (["generate", "-json", "Tell"], "--json"),
+        (["generate", "-o", "out", "Tell"], "Options of one letter: -f, -s, -n, -v, -m, -q, -h."),
+        (["list", "-x"], "Options of one letter: -q, -h."),
+        (["generate", "-n"], "tfm generate: "),
+        (["generate", "-f", "-", "Tell"], "stdin is read by itself; leave -f - out"),
         (["generate", "- milk\n- eggs"], '-- "- a text"'),
         (["generate", "-n things to do"], '-- "- a text"'),
         (["generate", "--the end--"], '-- "- a text"'),
@@ -84,6 +99,24 @@ def test_what_was_probably_meant(arguments: list[str], word: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, b"")
     assert word in done.stderr.decode().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-o", "out", "x"], ["--foo", "3", "x"], ["--", "x", "-n", "4"], ["--kv-type", "q4", "x"], ["-n", "abc", "x"],
+        ["--temperature", "-1", "x"], ["--max-ram", "2X", "x"], ["a", "b"], ["-n"], ["--json=3", "x"], ["-f", "-"],
+        ["--no-stdin"],
+    ],
+)  # fmt: skip
+def test_shape_of_wrong_usage(arguments: list[str]) -> None:
+    """Some ended with a full stop and some without; an option that does not exist was told to be a text with a dash."""
+    done = run("generate", "-m", "/nowhere", *arguments)
+    first, second = done.stderr.decode().splitlines()
+    assert (done.returncode, second) == (2, "tfm generate --help tells what there is.")
+    assert first.startswith("tfm generate: ")
+    assert first.endswith(".")
+    assert "begins with a dash" not in first
 
 
 @pytest.mark.parametrize("command", ["show", "pull", "rm"])
@@ -166,6 +199,15 @@ def test_text_after_two_dashes(parrot: Path) -> None:
         (["-m", ""], "-m is empty"),
         (["--ids", "--system", "a"], "--system"),
         (["--ids", "--no-special"], "--no-special"),
+        (["-n", "abc"], "--max-tokens: found 'abc'; allowed: a whole number from 0"),
+        (["-n", "-1"], "--max-tokens: found -1; allowed: a whole number from 0"),
+        (["--threads", "1.5"], "--threads: found '1.5'; allowed: a whole number from 1"),
+        (["--ctx", "4k"], "--ctx: found '4k'; allowed: a whole number from 1"),
+        (["--top-k", "x"], "--top-k: found 'x'; allowed: a whole number"),
+        (["--seed", "x"], "--seed: found 'x'; allowed: a whole number"),
+        (["--json", "--logprobs", "x"], "--logprobs: found 'x'; allowed: a whole number from 0"),
+        (["--temperature", "hot"], "--temperature: found 'hot'; allowed: a number"),
+        (["--top-p", "0,5"], "--top-p: found '0,5'; allowed: a number"),
     ],
 )
 def test_wrong_values(arguments: list[str], word: str) -> None:
@@ -189,5 +231,5 @@ def test_sizes(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "1GG", "1e9", "0x10", "nan", "1,5G", "-1", "0", "0.2"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(click.UsageError, match="not a size above 0"):
+    with pytest.raises(click.UsageError, match="allowed: a size above 0"):
         SizeType().convert(text, None, None)

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_UP = ("pip install", "python benchmarks/", "bash .ci/run")
+BUSY_S = 400  # for an example on a machine that others keep busy
+READING = re.compile(r"tfm: reading the prompt: \d+ of \d+ tokens so far\n")  # it is told where that takes long
 NOTES = "The bridge is closed until May.\nThe bus stops at the mill instead.\nTickets stay the same.\n"
 COMMANDS = {name: app.get_command(click.Context(app), name) for name in app.list_commands(click.Context(app))}
 
@@ -63,10 +65,10 @@ def test_shell_examples(parrot: Path, default_model_folder: Path, desk: Path, li
     """An example that does not work is the first thing that a newcomer meets."""
     # A check of the default model takes a minute: a small one stands in for it.
     default = {"TFM_MODEL": str(parrot)} if line == "tfm check" else {}
-    done = shell(f"set -o pipefail; cd {desk}; {line}", default)
+    done = shell(f"set -o pipefail; cd {desk}; {line}", default, BUSY_S)
     assert done.returncode == 0
     assert done.stdout.strip()
-    assert done.stderr == b""
+    assert READING.sub("", done.stderr.decode()) == ""
 
 
 def test_python_examples(parrot: Path, default_model_folder: Path) -> None:
@@ -121,4 +123,3 @@ def test_help_fits_a_terminal() -> None:
     for name in COMMANDS:
         lines = run(name, "--help", env={"COLUMNS": "80"}).stdout.decode().splitlines()
         assert max(map(len, lines)) <= 80 + 4, name  # an example is not broken
-

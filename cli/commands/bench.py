@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfm.cli.options import KV_TYPES, Command, group, model_option, quiet_option
+from tfm.cli.options import KV_TYPES, Command, WholeType, group, model_option, quiet_option, wrong_value
 from tfm.cli.output import Notes, Output
 from tfm.cli.records import SHAPES, Records
 from tfm.cli.units import size
@@ -23,6 +23,8 @@ TITLES = ("model", "size", "params", "backend", "threads", "test", "t/s", "of li
 KERNEL_TITLES = ("op", "case", "verified", "GB/s", "GFLOP/s", "time", "NumPy GB/s", "NumPy GFLOP/s", "NumPy time")
 START_TITLES = ("command", "first byte", "exit")
 
+MACHINE = "measuring the limits of this machine"
+
 
 class CountsType(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers with commas between, none below `least`."""
@@ -37,7 +39,8 @@ class CountsType(click.ParamType):  # type: ignore[type-arg]
             return value
         words = value.split(",")
         if not all(word.strip().isdecimal() and int(word) >= self.least for word in words):
-            self.fail(f"{value!r} is not a list of whole numbers from {self.least}, such as 128,512.", param, ctx)
+            allowed = f"whole numbers from {self.least} with commas between, such as 128,512"
+            raise wrong_value(param, ctx, value, allowed)
         return tuple(int(word) for word in words)
 
 
@@ -77,7 +80,7 @@ test_options = group("what", TestOptions, [
     counts("-d", "--depth", least=0, default="0", text="Tokens that a sequence has before."),
     counts("--threads", least=1, default=None, text="Processors to use; default: all."),
     click.option(
-        "-r", "--repetitions", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
+        "-r", "--repetitions", type=WholeType(1), default=5, show_default=True, metavar="N",
         help="Runs of each test, after one that is not counted.",
     ),
     click.option("--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Keys and values."),
@@ -131,7 +134,7 @@ subject_options = group("subject", SubjectOptions, [
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, what: TestOptions, subject: SubjectOptions, shape: str, ref: str, quiet: bool) -> None:
-    """Measure how fast a model runs, as a share of what this machine can do.
+    """Measure how fast a model runs, and the machine's limit.
 
     \b
     Examples:
@@ -179,7 +182,9 @@ def _bench_model(
     with Records(output, shape, TITLES, ("size", "params", "threads", "t/s", "of limit")) as records:
         for count in threads:
             subject = with_threads(first, count)
+            progress(MACHINE, 0, None)
             machine = roofline.measure_machine(count)
+            progress(MACHINE, 1, 1)
             for result in measure(subject, tests, what.repetitions, machine, progress):
                 records.add(_as_record(result, shape), _cells(result))
             records.footer.append(_limits(machine))

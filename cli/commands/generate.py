@@ -16,6 +16,7 @@ from tfm.cli.options import (
     ModelOptions,
     SamplingOptions,
     TextOptions,
+    WholeType,
     group,
     model_options,
     quiet_option,
@@ -55,7 +56,7 @@ class AnswerOptions:
 
 answer_options = group("shape", AnswerOptions, [
     click.option(
-        "-n", "--max-tokens", type=click.IntRange(min=0), default=1024, show_default=True, metavar="N",
+        "-n", "--max-tokens", type=WholeType(0), default=1024, show_default=True, metavar="N",
         help="Most tokens of the answer.",
     ),
     click.option("--stop", type=TEXT, multiple=True, help="End the answer before this text. Repeatable."),
@@ -64,7 +65,7 @@ answer_options = group("shape", AnswerOptions, [
         help="One JSON object: the answer, why it ended (null: by Ctrl-C), counts, timings; with --ids also its ids.",
     ),
     click.option(
-        "--logprobs", type=click.IntRange(min=0), metavar="K",
+        "--logprobs", type=WholeType(0), metavar="K",
         help="With --json: each token with its log-probability, and the K likeliest in its place.",
     ),
     click.option("--no-stream", is_flag=True, help="Print the answer when it is complete, not as it comes."),
@@ -106,7 +107,7 @@ def command(
     sampling.given()
     with Notes(quiet) as notes:
         text = source.read(notes)
-        if text is None:
+        if text is None or not (text or prompt.raw):
             raise click.UsageError(NO_PROMPT)
         with closing(model.load(notes)) as loaded:
             loaded_s = time.perf_counter()
