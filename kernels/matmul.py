@@ -13,14 +13,13 @@ import numpy.typing as npt
 
 from tfm.kernels.formats import bf16, by_format, dense, f16, f32, q4, q8
 from tfm.kernels.jit import Entry, jit
-from tfm.kernels.ops import Op
+from tfm.kernels.ops import FEW_RESULTS, Op
 from tfm.kernels.quantize import quantize
 from tfm.kernels.records import ACTIVATIONS, GROUP, LANES, MATRIX, SCALE_TYPES
 from tfm.kernels.simd import PANELS_AT_ONCE, TILE, record_at
 from tfm.kernels.weight import Weight, affine_kinds, random_weight
 
 FORMATS = (q4, q8, f32, bf16, f16)
-FEW_SUMS = 500
 ROW_BLOCK = 48 // TILE * TILE  # rows; 48 times 1536 columns of int8 it is 144 KB
 BLOCK_BYTES = 192 * 1024  # of float32 rows; with 2048 columns 24 rows made 234 G multiply-adds/s where 48 made 206
 
@@ -193,7 +192,7 @@ def _rounding(inputs: Mapping[str, Any]) -> float:
     The largest error of a few sums is chance: in seven draws of 2,115 cases 90 to 107 exceeded twice NumPy's, none of
     them with more than 429 sums. With many sums there is no excuse.
     """
-    if len(inputs["x_MK"]) * len(inputs["weight"].values) > FEW_SUMS:
+    if len(inputs["x_MK"]) * len(inputs["weight"].values) > FEW_RESULTS:
         return 0.0
     x_MK, weight = np.abs(inputs["x_MK"]), inputs["weight"]
     sizes_NK, chain = weight.magnitudes(), dense.SUM_COLUMNS

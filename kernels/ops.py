@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+FEW_RESULTS = 500
+"""With so few, the largest error is chance, and twice NumPy's no measure: `Op.rounding` may allow what is explained."""
+
 
 @dataclass(frozen=True)
 class Op:
