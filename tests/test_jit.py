@@ -248,7 +248,7 @@ def test_a_warm_process_does_not_import_numba(module: str, tmp_path: Path) -> No
     entry, _ = prepared(module)
     found = python(CALL.format(module=module), PYTHONPATH=str(tmp_path)).communicate()[0].split()
     assert found == ["42", "False", "False"]
-    assert len(os.listdir(entry._path().parent)) == 1
+    assert len(os.listdir(entry._path().parent)) == 2
 
 
 def test_two_processes_compile_at_once(module: str, tmp_path: Path) -> None:
