@@ -50,6 +50,7 @@ class Texts:
 def main(model: str, threads: int, ctx: int, limits: dict[str, Any] | None = None) -> None:
     is_shape = model.endswith(".json")
     loaded = open_shape(Path(model), "q4", threads, "f16").model if is_shape else load(model, threads=threads, ctx=ctx)
+    loaded.take_weights()  # as a run of many steps does by itself
     about = {
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "vocab_size": loaded.config.vocab_size,

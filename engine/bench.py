@@ -122,6 +122,7 @@ def open_checkpoint(ref: str, threads: int, kv_type: str, progress: Progress | N
     from tfm.engine.weights import load_weights
 
     model = load(ref, threads=threads, kv_type=kv_type, progress=progress)
+    model.take_weights()
     return Subject(ref, load_weights(Checkpoint(model.folder), model.config).parameters(), model)
 
 

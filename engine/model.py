@@ -76,8 +76,11 @@ class Model:
             step[name] = head[name]
         self._buffers.fill(step)
 
-    def _take_weights(self) -> None:
-        """Read the weights from memory of its own from now on, if that is faster: this is no short run."""
+    def take_weights(self) -> None:
+        """Read the weights from memory of its own from now on, if that is faster.
+
+        A model does it by itself when a run is no short one; who measures does it before.
+        """
         from tfm.engine.packed import own_copy
 
         image = own_copy(self.table.image)
@@ -148,7 +151,7 @@ class Model:
         self._team.run()
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
-            self._take_weights()
+            self.take_weights()
         for sequence, end in ends.items():
             sequence.length = end
         return len(picked)
