@@ -32,6 +32,12 @@ def blocks(language: str) -> list[tuple[str, str]]:
     ]
 
 
+def headings(path: Path) -> set[str]:
+    """A document's headings as links name them."""
+    lines = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
+
+
 def shell_lines() -> list[str]:
     """The shell commands of the documents that can be tried at no cost, each once."""
     lines = [line for _, content in blocks("sh") for line in content.splitlines() if line.strip()]
@@ -91,12 +97,12 @@ def test_readme_has_the_two_commands() -> None:
 def test_links_and_names(path: Path) -> None:
     """A file that was renamed, a heading that is gone, a path in code quotes that never was."""
     text = path.read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
     for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings
-        elif "://" not in target:
-            assert (path.parent / target).exists(), target
+        name, _, heading = target.partition("#")
+        if "://" not in target:
+            there = path.parent / name if name else path
+            assert there.exists(), target
+            assert not heading or heading in headings(there), target
     for name in re.findall(r"`((?:cli|engine|kernels|tests|benchmarks|docs|\.ci)/[\w./-]*)`", text):
         assert (ROOT / name).exists(), name
 
