@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfm.engine.tokenizer import Message, Tokenizer
 
 PROBE = "a text to see whether it is written"
+SURROGATE = re.compile("[\ud800-\udfff]")
 PRIVATE = re.compile("[\U00100000-\U0010ffff]")
 
 
@@ -48,7 +49,12 @@ class ChatTemplate:
         if self._template is None:
             self._template = Template(self.source, self.name)
         variables: dict[str, object] = {**self._variables, "messages": list(messages), "tools": None, "documents": None}
-        return self._template.render({**variables, "add_generation_prompt": add_generation_prompt})
+        text = self._template.render({**variables, "add_generation_prompt": add_generation_prompt})
+        half = SURROGATE.search(text)
+        if half is not None and not any(map(SURROGATE.search, _texts(list(messages)))):
+            found = f"half of a surrogate pair, U+{ord(half[0]):04X}, in what it writes"
+            raise TfmError(f"{self.name}: chat template", found, do="or use --raw")
+        return text
 
     def _find_takes_parts(self) -> bool:
         """Whether content must be a list of parts: some templates leave out a content that is plain text."""

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import subprocess
 import sys
 import time
 from datetime import datetime
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from tfm.engine.chat import ChatTemplate
 from tfm.engine.errors import TfmError
 from tfm.engine.template import Template
 
 MESSAGES = [
     {"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "?"}
 ]  # fmt: skip
+KEYS = "rolecontent['role', 'content']"
 
 
 def render(source: str, **variables: Any) -> str:
@@ -47,6 +50,30 @@ def render(source: str, **variables: Any) -> str:
         ("{{ messages[0].get('name', 'nobody') }}", "nobody"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "2"),
         ("{{ range(3) | list }}{{ dict(a=1).items() | list }}{{ 'x' is in ['x'] }}", "[0, 1, 2][('a', 1)]True"),
+        (
+            "{{ 'a.b.c'.rsplit('.', 1) }}{{ 'aba'.rfind('a') }}{{ 'xaxx'.strip('x') }}{{ 'a b'.split(maxsplit=1) }}",
+            "['a.b', 'c']2a['a', 'b']",
+        ),
+        ("{{ 'a\r\nb'.splitlines() }}{{ 'ab'.partition('b')[0] }}{{ 'ab'.startswith(('a', 'x')) }}", "['a', 'b']aTrue"),
+        ("{{ '%s %% %5.2f %(' ~ '' }}{{ '100%% of %s: %.1f' % ('x', 2) }}", "%s %% %5.2f %(100% of x: 2.0"),
+        ("{{ '%(k)s=%(v)r' % {'k': 'a', 'v': 'b'} }}{{ '%(k)s' | format(k=1) }}", "a='b'1"),
+        ("{{ '{k:>{w}}'.format(k=1, w=3) }}{{ '{0[a]}{0.b}{{}}'.format({'a': 1, 'b': 2}) }}", "  112{}"),
+        ("{{ 'aXbX' | replace(new='-', old='X', count=1) }}{{ 12 | replace('1', 'x') }}", "a-bXx2"),
+        ("{{ 2.567 | round(2) }}{{ 2.5 | round(method='floor') }}{{ [1, 2] | sum }}{{ 4 is even }}", "2.572.03True"),
+        ("{{ messages | sum(attribute='n', start=1) if false }}{{ 'b a' | title }}{{ 'ab' | list }}", "B A['a', 'b']"),
+        ("{{ range(5) | batch(2, 'x') | list }}{{ 7 // 2 }}{{ -7 / 2 }}", "[[0, 1], [2, 3], [4, 'x']]3-3.5"),
+        ("{{ ('<' ~ {'a': 1} | tojson | safe) ~ '>' }}{{ 'a' is sequence }}{{ 1 is sequence }}", '<{"a": 1}>TrueFalse'),
+        ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{% set j = joiner() %}{{ j() }}{{ j() }}", "ab, "),
+        ("{% for m in [[[]], []] recursive %}{{ loop.cycle('x', 'y') }}{{ loop(m) }}{% endfor %}", "xxy"),
+        ("{% for k, v in messages[0].items() %}{{ k }}{% endfor %}{{ messages[0].keys() | list }}", KEYS),
+        ("{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}a{% endcall %}{% block b %}B{% endblock %}", "aB"),
+        (
+            "{% for m in [{'content': [{'type': 'text', 'text': ' a '}, {'type': 'image'}]}] %}"
+            "{% if m.content is string %}{{ m.content }}{% elif m.content is iterable and m.content is not mapping %}"
+            "{% for item in m['content'] %}{{ item['text'] | trim if item.type == 'text' else '<image>' }}{% endfor %}"
+            "{% endif %}{% endfor %}",
+            "a<image>",
+        ),
         ("{{ 'line\nline' | indent(2) }}{{ 'ab' | center(4) }}", "line\n  line ab "),
     ],
 )  # fmt: skip
@@ -193,6 +220,109 @@ def test_refused_in_bounded_time_and_memory(source: str) -> None:
         render(source)
     assert time.perf_counter() - begin < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < (1 << 20)  # KiB
+
+
+AS = '{% set s = "a" * 60000 %}{% set b = "b" * 100000 %}{% set big = "a" * 8000000 %}'
+ONE_LONG_OPERATION = {
+    "braces": '{{ ("{" ~ ":" * 60000).format() }}',
+    "braces nested": '{{ ("{:" * 60000).format(1) }}',
+    "round": '{{ 1 | round(20000000, "floor") }}',
+    "round below": "{{ 1 | round(-20000000) }}",
+    "round of a text": '{{ "a" | round(9, "ceil") }}',
+    "replace by name": AS + '{{ s | replace(new=b, old="a") }}',
+    "replace in a list": AS + '{{ [s] | replace("a", b) }}',
+    "replace nothing": AS + '{{ s.replace("", b) }}',
+    "replace in markup": AS + '{{ (s | safe).replace("a", b) }}',
+    "rfind": AS + '{{ (big).rfind("ab" + "a" * 200000) }}',
+    "rindex": AS + '{{ (big).rindex("ab" + "a" * 200000) }}',
+    "rsplit": AS + '{{ (big).rsplit("ab" + "a" * 200000) }}',
+    "rsplit by name": AS + '{{ (big).rsplit(maxsplit=2, sep="ab" + "a" * 200000) }}',
+    "rpartition": AS + '{{ (big).rpartition("ab" + "a" * 200000) }}',
+    "strip": AS + '{{ ("я" * 8000000).strip("ж" * 8000000 + "я") }}',
+    "trim": AS + '{{ ("я" * 8000000) | trim(chars="ж" * 8000000 + "я") }}',
+    "split": '{{ ("я " * 20000000).split() | length }}',
+    "splitlines": '{{ ("я\\n" * 20000000).splitlines() | length }}',
+    "list of letters": '{{ ("я" * 40000000) | list | length }}',
+    "sorted letters": '{{ ("я" * 40000000) | sort | length }}',
+    "joined letters": '{{ ("я" * 40000000) | join | length }}',
+    "translate": AS + "{{ s.translate({97: b}) }}",
+    "bytes": AS + "{{ s.encode().replace(b.encode()[:1], b.encode()) }}",
+    "bytes of a number": '{{ (1).to_bytes(6000000000, "big") }}',
+    "width after a key": '{{ "%(a)999999999d" % {"a": 1} }}',
+    "width after a key with parentheses": '{{ "%(a(b)c)999999999d" % {"a(b)c": 1} }}',
+    "width after a percent": '{{ "%l%%999999999d" % (1, 1) }}',
+    "width by the filter format": '{{ "%(a)999999999d" | format(a=1) }}',
+    "precision": '{{ "%.999999999f" % 1 }}{{ "{:.999999999f}".format(1) }}',
+    "precision in other digits": '{{ "{:٩٩٩٩٩٩٩٩٩}".format(1) }}',
+    "width by an argument": '{{ "{:{w}}".format(1, w=999999999) }}',
+    "a key many times": AS + '{{ ("%(a)s" * 10000) % {"a": b} }}',
+    "a field many times": AS + '{{ ("{0}" * 10000).format(b) }}',
+    "format_map": AS + '{{ ("{a}" * 10000).format_map({"a": b}) }}',
+    "even text": '{{ "%999999999d" is even }}{{ ["%999999999d"] | select("odd") | list }}',
+    "divided text": '{{ "%999999999d" is divisibleby(1) }}',
+    "sum of lists": "{{ range(100000) | batch(1) | list | sum(start=[]) | length }}",
+    "separators": '{{ range(100000) | list | tojson(separators=("b" * 1000000, ":")) | length }}',
+    "numbers as JSON": "{% set n = 2 ** 4000 %}{{ ([n] * 4000000) | tojson | length }}",
+    "numbers of many digits": '{% set n = ("f" * 8000000) | int(base=16) %}{{ n // ("f" * 4000000) | int(base=16) }}',
+    "keys that collide": "{% set p = 2 ** 61 - 1 %}{{ dict(range(0, 99999 * p, p) | batch(2)) | length }}",
+    "namespaces in a list": '{% set n = namespace(a="x" * 1000000) %}{{ ([n] * 1000000) | string | length }}',
+    "views in a list": '{{ ([{"a": "x" * 1000000}.items()] * 1000000) | string | length }}',
+    "is sequence": "{% for a in range(99999) %}{% for b in range(99999) %}{% if b is sequence %}{% endif %}"
+    "{% endfor %}{% endfor %}",
+    "break": "{% break %}",
+    "continue": "{% if true %}{% continue %}{% endif %}",
+    "nested for": "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
+    "nested if": "{% if true %}" * 150 + "{% endif %}" * 150,
+    "nested brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "a long sum": "{{ " + "1+" * 50000 + "1 }}",
+    "cycler": "{{ cycler() }}",
+    "truncate": '{{ "abc" | truncate(1) }}',
+    "urlize": '{{ "a" | urlize }}',
+    "a long source": "{{ a }}" * 100000,
+    "many branches": "{% if a %}{% set b = 1 %}{% endif %}" * 6000 + "{{ 1 / 0 }}",
+}  # fmt: skip
+RENDER = """
+import resource, sys
+from tfm.engine.errors import TfmError
+from tfm.engine.template import Template
+begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    print("written:", Template(sys.stdin.buffer.read().decode(), "test", seconds=1.0).render({"messages": []})[:99])
+except TfmError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin)
+"""
+
+
+@pytest.mark.parametrize("source", ONE_LONG_OPERATION.values(), ids=ONE_LONG_OPERATION)
+def test_no_operation_runs_away(source: str) -> None:
+    """One call into C that ran for minutes held the interpreter, so that no clock could end it; some took gigabytes.
+
+    What Python or Jinja refuse with errors of their own ended as bugs in tfm.
+    """
+    done = subprocess.run([sys.executable, "-c", RENDER], input=source.encode(), capture_output=True, timeout=8)
+    assert done.returncode == 0, done.stderr.decode()
+    text, memory = done.stdout.decode().splitlines()
+    assert text.startswith("test: chat template: found "), text
+    assert int(memory) < (1 << 20)  # KiB
+
+
+def test_refused_method_is_named() -> None:
+    """Whoever wrote the template is told which of its calls is not offered."""
+    with pytest.raises(TfmError, match=r"test: chat template: found a call of str\.encode"):
+        render("{{ 'a'.encode() }}")
+    with pytest.raises(TfmError, match="test: chat template: found the filter pprint"):
+        render("{{ 'a' | pprint }}")
+    assert render("{% if false %}{{ 'a' | pprint }}{% endif %}") == ""
+
+
+def test_half_of_a_surrogate_pair() -> None:
+    """A template that writes one was told as a fault of the user's text."""
+    template = ChatTemplate('{{ "\\ud800" }}', "file.jinja", {})
+    with pytest.raises(TfmError, match=r"file\.jinja: chat template: found half of a surrogate pair, U\+D800"):
+        template.render([{"role": "user", "content": "a"}])
+    echo = ChatTemplate("{{ messages[0].content }}", "file.jinja", {})
+    assert echo.render([{"role": "user", "content": "\ud800"}]) == "\ud800"
 
 
 def test_constants_are_not_computed_while_compiling() -> None:
