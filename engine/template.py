@@ -46,25 +46,27 @@ FAULTS = (
 
 
 class Template:
-    """A compiled chat template. name says in errors where it stands; seconds is how long it may take to render."""
+    """A compiled chat template. name says in errors where it stands; seconds bounds reading it, and each rendering."""
 
     def __init__(self, source: str, name: str, seconds: float = RENDER_SECONDS) -> None:
         self._name, self._seconds = name, seconds
-        self._environment = Environment()
+        self._environment = Environment(seconds)
         self._lock = threading.Lock()
         if len(source) > LONGEST_SOURCE:
             raise TfmError(f"{name}: chat template", f"{len(source)} characters", f"at most {LONGEST_SOURCE}")
         try:
-            self._compiled = self._environment.from_string(source)
+            with _Deadline(self._environment.budget, lines=False):
+                self._compiled = self._environment.from_string(source)
         except (*FAULTS, SyntaxError) as error:  # Python's: its limits on nesting, and a break outside a loop
             raise TfmError(f"{name}: chat template", _message(error), "a Jinja template") from error
 
     def render(self, variables: Mapping[str, object]) -> str:
         """The text. Raises TfmError when the template fails, refuses the conversation or does what no template may."""
         with self._lock:
-            budget = self._environment.budget = Budget(CHARACTERS + EACH_INPUT * weigh(variables, sys.maxsize))
+            characters = CHARACTERS + EACH_INPUT * weigh(variables, sys.maxsize)
+            budget = self._environment.budget = Budget(characters, self._seconds)
             try:
-                with _Deadline(self._seconds):
+                with _Deadline(budget):
                     pieces = []
                     for piece in self._compiled.generate(variables):
                         budget.spend(len(piece))
@@ -77,24 +79,30 @@ class Template:
 def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return error.msg  # its line is one of the program that Jinja made of the template
-    text = str(error) or type(error).__name__
+    text = str(error).encode(errors="replace").decode() or type(error).__name__
     line = getattr(error, "lineno", None)
     return text if line is None else f"{text} (line {line})"
 
 
 class _Deadline:
-    """Within it every line of Python that runs in this thread looks at the clock, so that no loop goes on for ever."""
+    """Within it every line of Python that runs in this thread looks at the clock, so that no loop goes on for ever.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    An exception of the clock that is lost (in a generator that is closed, say) ends this; operations look as well.
+
+    Without lines, every call of a function does: enough for Jinja's compiler, which takes time in the square of some
+    sources' lengths, and faster.
+    """
+
+    def __init__(self, budget: Budget, lines: bool = True) -> None:
+        self._budget, self._lines = budget, lines
 
     def __enter__(self) -> None:
-        end = time.monotonic() + self._seconds
+        end, clock, lines = self._budget.end, time.monotonic, self._lines
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
-            if time.monotonic() > end:
-                raise SecurityError(f"still running after {self._seconds:g} s")
-            return trace
+            if clock() > end:
+                self._budget.look_at_clock()
+            return trace if lines else None
 
         self._previous = sys.gettrace()
         sys.settrace(trace)
@@ -118,8 +126,8 @@ class Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
     code_generator_class = _Generator
 
-    def __init__(self) -> None:
-        self.budget = Budget(CHARACTERS)
+    def __init__(self, seconds: float) -> None:
+        self.budget = Budget(CHARACTERS, seconds)
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -161,6 +169,19 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> None:
         """format is bounded with the other methods, when it is called."""
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """As in the sandbox, which catches every exception in between, that of the clock too."""
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            missing = self.undefined(obj=obj, name=argument)
+        if not isinstance(argument, str):
+            return missing
+        value = getattr(obj, str.__str__(argument), missing)
+        if value is missing or self.is_safe_attribute(obj, argument, value):
+            return value
+        return self.unsafe_undefined(obj, argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.budget.weigh((args, kwargs))  # a macro may keep them as varargs

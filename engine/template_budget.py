@@ -1,5 +1,9 @@
-"""How much a chat template may make: characters are counted beforehand where an operation makes much out of little."""
+"""How long a chat template may run, and how much it may make.
 
+Characters are counted beforehand where an operation makes much out of little.
+"""
+
+import time
 from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 
 from jinja2.exceptions import SecurityError
@@ -12,12 +16,18 @@ LARGEST_BITS = 4096
 
 
 class Budget:
-    """How many characters may still be made."""
+    """How many characters may still be made, and until when."""
 
-    def __init__(self, characters: int) -> None:
-        self._left = characters
+    def __init__(self, characters: int, seconds: float) -> None:
+        self._left, self._seconds = characters, seconds
+        self.end = time.monotonic() + seconds
+
+    def look_at_clock(self) -> None:
+        if time.monotonic() > self.end:
+            raise SecurityError(f"still running after {self._seconds:g} s")
 
     def afford(self, characters: float) -> None:
+        self.look_at_clock()
         if characters > self._left:
             raise SecurityError("it makes more text than a conversation needs")
 

@@ -9,11 +9,13 @@ import time
 from datetime import datetime
 from typing import Any
 
+import jinja2.defaults
 import pytest
 
 from tfm.engine.chat import ChatTemplate
 from tfm.engine.errors import TfmError
-from tfm.engine.template import Template
+from tfm.engine.template import Environment, Template
+from tfm.engine.template_calls import METHODS
 
 MESSAGES = [
     {"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "?"}
@@ -279,12 +281,17 @@ ONE_LONG_OPERATION = {
     "truncate": '{{ "abc" | truncate(1) }}',
     "urlize": '{{ "a" | urlize }}',
     "a long source": "{{ a }}" * 100000,
+    "clock in a closed generator": "{% set g = range(9) %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% if (g | select | first) or messages['x'] %}{% endif %}{% endfor %}{% endfor %}",
+    "many names": "".join(f"{{% set b{i} %}}{{% if b{i} %}}{{% endif %}}" for i in range(5500)),
+    "a message that UTF-8 cannot spell": '{{ raise_exception("\\ud800") }}',
     "many branches": "{% if a %}{% set b = 1 %}{% endif %}" * 6000 + "{{ 1 / 0 }}",
 }  # fmt: skip
 RENDER = """
 import resource, sys
 from tfm.engine.errors import TfmError
-from tfm.engine.template import Template
+from tfm.engine.template import Environment, Template
+from tfm.engine.template_calls import METHODS
 begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     print("written:", Template(sys.stdin.buffer.read().decode(), "test", seconds=1.0).render({"messages": []})[:99])
@@ -314,6 +321,23 @@ def test_refused_method_is_named() -> None:
     with pytest.raises(TfmError, match="test: chat template: found the filter pprint"):
         render("{{ 'a' | pprint }}")
     assert render("{% if false %}{{ 'a' | pprint }}{% endif %}") == ""
+
+
+@pytest.mark.parametrize("value", ["a", b"a", 1, 1.5, True, None, [1], (1,), {"a": 1}, {1}, range(3)], ids=repr)
+def test_only_listed_methods_are_called(value: Any) -> None:
+    """Whatever method Python has, or gets, is refused until it is known what it may cost."""
+    kind: Any = next((kind for kind in METHODS if isinstance(value, kind)), None)
+    for name in set(dir(value)) - set(METHODS.get(kind, ())):
+        if callable(getattr(value, name)):
+            with pytest.raises(TfmError, match=r"no template may make|is unsafe"):
+                render(f"{{{{ (x | attr('{name}'))() }}}}", x=value)
+
+
+def test_every_filter_and_test_of_jinja_is_known() -> None:
+    """A filter that a later Jinja brings is refused as well, and none is listed that Jinja does not have."""
+    environment = Environment(seconds=1.0)
+    assert environment.filters.keys() - {"made ", "cut "} == jinja2.defaults.DEFAULT_FILTERS.keys()
+    assert environment.tests.keys() == jinja2.defaults.DEFAULT_TESTS.keys()
 
 
 def test_half_of_a_surrogate_pair() -> None:
