@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfm.cli.options import TEXT, group
+from tfm.cli.options import group
 from tfm.cli.text import parse_ids
+from tfm.cli.values import TEXT
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:

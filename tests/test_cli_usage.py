@@ -11,7 +11,7 @@ import pytest
 from cli_process import run
 
 from tfm.cli.app import app
-from tfm.cli.options import SizeType
+from tfm.cli.values import SizeType
 
 COMMANDS = app.list_commands(click.Context(app))
 HEAVY = {"numba", "numpy", "llvmlite", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "safetensors"}

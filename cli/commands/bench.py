@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfm.cli.options import KV_TYPES, Command, WholeType, group, model_option, quiet_option, wrong_value
+from tfm.cli.options import KV_TYPES, Command, group, model_option, quiet_option
 from tfm.cli.output import Notes, Output
 from tfm.cli.records import SHAPES, Records
 from tfm.cli.units import size
+from tfm.cli.values import WholeType, wrong_value
 
 if TYPE_CHECKING:
     from tfm.engine.bench import Result, Subject, Test

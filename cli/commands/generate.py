@@ -11,12 +11,10 @@ import click
 
 from tfm.cli.answer import Answer, IdsInText
 from tfm.cli.options import (
-    TEXT,
     Command,
     ModelOptions,
     SamplingOptions,
     TextOptions,
-    WholeType,
     group,
     model_options,
     quiet_option,
@@ -26,6 +24,7 @@ from tfm.cli.options import (
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
 from tfm.cli.reading import Reading
+from tfm.cli.values import TEXT, WholeType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
