@@ -70,7 +70,7 @@ class Plan:
         # The largest first, so that no thread is left with one at the end.
         slots = sorted(self._slots, key=lambda slot: -packed_bytes(slot.record))
         with ThreadPoolExecutor(threads) as pool:
-            for size in pool.map(partial(_pack, memory.ctypes.data), slots):
+            for size in pool.map(partial(_pack, memory), slots):
                 done += size
                 (progress or silent)("loading weights", done, total)
 
@@ -139,10 +139,13 @@ def _bytes_at(memory: Memory, begin: int, values: npt.NDArray[Any]) -> None:
     memory[begin : begin + values.nbytes] = values.reshape(-1).view(np.uint8)
 
 
-def _pack(base: int, slot: _Slot) -> int:
-    """Pack a matrix into the image at address base; the bytes it takes."""
+def _pack(memory: Memory, slot: _Slot) -> int:
+    """Pack a matrix into the image; the bytes it takes.
+
+    memory is held and not only its address: a thread that was just started as Ctrl-C came is not waited for.
+    """
     record = slot.record.copy()
-    record["data"] += base
+    record["data"] += memory.ctypes.data
     matrix = slot.matrix
     for task in pack_tasks(record, matrix.weight, matrix.scales, matrix.biases, slot.rows):
         task()
