@@ -41,6 +41,7 @@ RECORDS_BYTES = 1 << 18  # the layer table of 300 layers
 LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
 COPIED_AT_ONCE = 1 << 24
 MEMORY_TO_SPARE = 1.25  # times the weights must be free before a process takes them into its own memory
+OUTDATED_S = 7 * 24 * 3600
 ZEROS = bytes(1 << 20)
 YOUNG_NS = 100_000_000  # a file changed so lately may change again without its times showing it
 Files = list[list[Any]]
@@ -287,7 +288,9 @@ def _drop_oldest(keep: Path) -> None:
     room = _room(root) - keep.stat().st_size
     for path, stat in _images(root):
         room -= 0 if path == keep else stat.st_size
-        if room < 0 and path != keep:
+        # One in another layout is of an earlier version of tfm, or of one that lives beside this and still uses it.
+        is_outdated = not path.name.endswith(f".{_layout()}.image") and time.time() - stat.st_mtime > OUTDATED_S
+        if path != keep and (room < 0 or is_outdated):
             path.unlink(missing_ok=True)
     for path in root.glob("[!.]*.json"):
         place = _read_json(path)

@@ -252,7 +252,7 @@ def test_a_warm_process_does_not_import_numba(module: str, tmp_path: Path) -> No
 
 
 def test_two_processes_compile_at_once(module: str, tmp_path: Path) -> None:
-    """Guards two first runs side by side: both end well, one file is there, and it is whole; one waits for the other."""
+    """Guards two first runs at once: both end well, one file is there, and it is whole. One waits for the other."""
     both = [python(CALL.format(module=module), PYTHONPATH=str(tmp_path)) for _ in range(2)]
     assert [process.communicate()[0].split()[0] for process in both] == ["42", "42"]
     assert [process.returncode for process in both] == [0, 0]

@@ -61,7 +61,7 @@ def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
 
 
 def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the change from the mapped file to a copy in the middle of a text: no bit changes, nothing stays mapped."""
+    """Guards the change from the mapped file to a copy within a text: no bit changes, and nothing stays mapped."""
     monkeypatch.setattr(model_module, "STEPS_TO_STAY", 16)
     folder = write(tmp_path / "model")
     model = load(folder, threads=2)
