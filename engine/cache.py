@@ -10,6 +10,8 @@ from tfm.engine.errors import TfmError
 from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import KV_BLOCK
 
+SLAB_BYTES = 1 << 24  # taken at once; a part that no block uses is never touched, and takes no memory
+
 
 class BlockPool:
     """Blocks of block_bytes each, made when they are needed and used again when they were given back.
@@ -20,28 +22,38 @@ class BlockPool:
 
     def __init__(self, block_bytes: int, limit: int | None = None) -> None:
         self.block_bytes, self.limit = block_bytes, limit
-        self._memory: dict[int, npt.NDArray[np.uint8]] = {}  # by address
+        self._slabs: list[npt.NDArray[np.uint8]] = []
+        self._made = 0
         self._free: list[int] = []
 
     def take(self) -> int:
         """The address of a block; what stands in it is undefined."""
-        if self._free:
-            return self._free.pop()
-        made = len(self._memory)
-        if self.limit is not None and made >= self.limit:
+        if not self._free:
+            self._make_slab()
+        return self._free.pop()
+
+    def _make_slab(self) -> None:
+        """More free blocks, of one piece of memory: only a large piece gets large pages."""
+        made = self._made
+        count = max(1, SLAB_BYTES // self.block_bytes)
+        if self.limit is not None:
+            count = min(count, self.limit - made)
+        if count < 1:
             raise TfmError(
                 "cache: no room for more keys and values", f"{made} blocks of {self.block_bytes} bytes in use",
                 f"{self.limit} blocks", "raise --max-ram, lower --ctx or use --kv-type q8",
             )  # fmt: skip
         try:
-            block = aligned_empty(self.block_bytes)
+            slab = aligned_empty(count * self.block_bytes)
         except MemoryError:
             raise TfmError(
                 "cache: no memory left for keys and values", f"{made} blocks of {self.block_bytes} bytes in use",
                 do="lower --ctx or use --kv-type q8",
             ) from None  # fmt: skip
-        self._memory[block.ctypes.data] = block
-        return block.ctypes.data
+        self._slabs.append(slab)
+        self._made += count
+        address = slab.ctypes.data
+        self._free = [address + i * self.block_bytes for i in reversed(range(count))]
 
     def give(self, address: int) -> None:
         """Take back a block that `take` gave."""

@@ -82,7 +82,7 @@ def test_measure(tiny: Path) -> None:
     assert all(len(result.samples_ts) == 3 and min(result.samples_ts) > 0 for result in results)
     assert subject.params == sum(array.size for array in _tensors(tiny).values())
     assert subject.model.pool._free  # closed sequences gave their blocks back
-    assert len(subject.model.pool._free) == len(subject.model.pool._memory)
+    assert len(subject.model.pool._free) == subject.model.pool._made
 
 
 def test_too_long_for_the_context(tiny: Path) -> None:

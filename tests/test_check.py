@@ -302,7 +302,7 @@ def test_what_a_cache_held_before(tmp_path: Path) -> None:
     assert (len(ids), len(ids) // 2) in lengths
     used = check.Case(place="first of three", cache="used before")
     assert np.array_equal(check._logits(model, ids, used), expected)
-    assert len(model.pool._memory) == len(model.pool._free) == 3 * 2
+    assert model.pool._made == len(model.pool._free) >= 3 * 2
     model.close()
 
 
