@@ -1,5 +1,8 @@
 """Keys and values: blocks of 64 positions from one pool, found through a table a sequence. S counts the positions."""
 
+import ctypes
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +17,10 @@ SLAB_BYTES = 1 << 24  # taken at once; a part that no block uses is never touche
 
 
 class BlockPool:
-    """Blocks of block_bytes each, made when they are needed and used again when they were given back.
+    """Blocks of block_bytes each, made when they are needed and used again when nobody uses them any more.
 
-    limit is the most blocks that may be there at once; `take` raises TfmError beyond it, or when the machine has no
-    memory left.
+    A block may have several users, who read it and do not write to it. limit is the most blocks that may be there at
+    once; `take` raises TfmError beyond it, or when the machine has no memory left.
     """
 
     def __init__(self, block_bytes: int, limit: int | None = None) -> None:
@@ -25,12 +28,19 @@ class BlockPool:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self._made = 0
         self._free: list[int] = []
+        self._users: dict[int, int] = {}
+
+    @property
+    def blocks_in_use(self) -> int:
+        return len(self._users)
 
     def take(self) -> int:
-        """The address of a block; what stands in it is undefined."""
+        """The address of a block with one user; what stands in it is undefined."""
         if not self._free:
             self._make_slab()
-        return self._free.pop()
+        address = self._free.pop()
+        self._users[address] = 1
+        return address
 
     def _make_slab(self) -> None:
         """More free blocks, of one piece of memory: only a large piece gets large pages."""
@@ -55,33 +65,99 @@ class BlockPool:
         address = slab.ctypes.data
         self._free = [address + i * self.block_bytes for i in reversed(range(count))]
 
+    def share(self, address: int) -> None:
+        """One user more of a block."""
+        self._users[address] += 1
+
+    def is_shared(self, address: int) -> bool:
+        return self._users[address] > 1
+
     def give(self, address: int) -> None:
-        """Take back a block that `take` gave."""
-        self._free.append(address)
+        """One user less; a block that nobody uses is free again."""
+        users = self._users.pop(address) - 1
+        if users:
+            self._users[address] = users
+        else:
+            self._free.append(address)
+
+    def own(self, address: int) -> int:
+        """A block with one user and the same contents, in place of one that may be shared."""
+        if not self.is_shared(address):
+            return address
+        copy = self.take()
+        ctypes.memmove(copy, address, self.block_bytes)
+        self.give(address)
+        return copy
 
 
 class Sequence:
-    """The positions of one text that have been through the model. Close it (or use `with`) to give its blocks back."""
+    """The positions of one text that have been through the model. Close it (or use `with`) to give its blocks back.
+
+    ids are the tokens at these positions.
+    """
 
     def __init__(self, pool: BlockPool, ctx: int) -> None:
         self._pool = pool
         self._blocks: list[int] = []
         self.table = np.zeros(-(-ctx // KV_BLOCK), np.int64)  # addresses of the blocks, read by the kernels
-        self.length = 0
+        self.ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The addresses of its blocks; the last may be full in part."""
+        return tuple(self._blocks)
 
     def reserve(self, length: int) -> None:
-        """Have blocks for so many positions."""
+        """Have blocks for so many positions, of which those from self.length on may be written."""
+        first = self.length // KV_BLOCK
+        if length > self.length and first < len(self._blocks):
+            self._set(first, self._pool.own(self._blocks[first]))
         while len(self._blocks) * KV_BLOCK < length:
-            block = self._pool.take()
-            self.table[len(self._blocks)] = block
-            self._blocks.append(block)
+            self._blocks.append(0)
+            try:
+                self._set(len(self._blocks) - 1, self._pool.take())
+            except TfmError:
+                self._blocks.pop()
+                raise
+
+    def _set(self, index: int, address: int) -> None:
+        self._blocks[index] = self.table[index] = address
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on."""
         assert 0 <= length <= self.length, f"cannot keep {length} of {self.length} positions"
-        self.length = length
+        del self.ids[length:]
         while len(self._blocks) > -(-length // KV_BLOCK):
             self._pool.give(self._blocks.pop())
+
+    def keep(self, ids: Items[int]) -> int:
+        """Forget what is not the beginning of ids, and the last of ids in any case; gives how many positions stay."""
+        self.truncate(common_prefix(self.ids, ids[:-1]))
+        return self.length
+
+    def fork(self, length: int) -> "Sequence":
+        """Another sequence with the first `length` positions. Memory is shared until one of the two writes to it."""
+        assert 0 <= length <= self.length, f"cannot fork {length} of {self.length} positions"
+        other = Sequence(self._pool, len(self.table) * KV_BLOCK)
+        other._append(self._blocks[: -(-length // KV_BLOCK)], self.ids[:length])
+        return other
+
+    def adopt(self, blocks: Iterable[int], ids: Items[int]) -> None:
+        """Begin an empty sequence with full blocks that are there, and that hold the keys and values of ids."""
+        assert not self._blocks, "the sequence has begun"
+        self._append(blocks, ids)
+        assert len(self._blocks) * KV_BLOCK == len(ids), "full blocks"
+
+    def _append(self, blocks: Iterable[int], ids: Items[int]) -> None:
+        for block in blocks:
+            self._pool.share(block)
+            self._blocks.append(block)
+            self.table[len(self._blocks) - 1] = block
+        self.ids += ids
 
     def close(self) -> None:
         """Give all blocks back; the sequence is empty afterwards, and may be used again."""
@@ -94,3 +170,11 @@ class Sequence:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def common_prefix(some: Items[int], other: Items[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    for i, (a, b) in enumerate(zip(some, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(some), len(other))

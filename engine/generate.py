@@ -1,14 +1,18 @@
 """A prompt's continuation, token by token, as text that can be shown at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress, silent
-from tfm.engine.sampling import SamplingParams, sample
+from tfm.engine.sampling import Logits, SamplingParams, sample
+from tfm.engine.speculation import PromptLookup
 
 if TYPE_CHECKING:
+    from tfm.engine.cache import Sequence
+    from tfm.engine.constraint import Constraint
     from tfm.engine.model import Model
 
 FinishReason = Literal["stop", "length"]
@@ -39,7 +43,7 @@ class StopFinder:
     the one that starts first.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Items[str]) -> None:
         if isinstance(stops, str):
             raise TfmError("stop", repr(stops), "a list of texts")
         if "" in stops:
@@ -73,83 +77,139 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def generate(
-    model: "Model",
-    ids: Sequence[int],
-    max_tokens: int = 1024,
-    sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
-    logprobs: int = 0,
-    chunk: int = 512,
-    progress: Progress = silent,
-) -> Iterator[Token]:
-    """Continue ids by at most max_tokens tokens; sampling None is greedy.
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how it is to be continued; sampling None is greedy.
 
     A stop text ends the answer before it, also when it is the name of a control token; only generated text is searched.
-    logprobs is how many of the likeliest tokens to report with each, chunk how many tokens of the prompt to run at once
-    (the result is the same); progress is told how much of it has been run. No ids at all stand for BOS alone. Raises
-    TfmError, before the first token, for a prompt that does not fit the context and for options that do not make sense.
+    logprobs is how many of the likeliest tokens to report with each. constraint, new for this request, says what may
+    follow. No ids at all stand for BOS alone.
     """
-    params = (sampling or SamplingParams()).seeded()
-    params.check_ids(model.config.vocab_size)
-    for name, value, least in (("max_tokens", max_tokens, 0), ("logprobs", logprobs, 0), ("chunk", chunk, 1)):
-        if value < least:
-            raise TfmError(name, value, f"a whole number from {least}")
-    prompt = list(ids)
-    if not prompt:
-        if model.tokenizer.bos_id is None:
-            raise TfmError("prompt", "no tokens", "at least one: this model has no BOS token to start from")
-        prompt = [model.tokenizer.bos_id]
-    if len(prompt) > model.ctx:
-        raise model.too_long(len(prompt))
-    finder = StopFinder(stop)
-    most = min(max_tokens, model.ctx - len(prompt) + 1)
-    return _tokens(model, prompt, most, params, finder, _ending_ids(model, stop), logprobs, chunk, progress)
+
+    ids: Items[int]
+    max_tokens: int = 1024
+    sampling: SamplingParams | None = None
+    stop: Items[str] = ()
+    logprobs: int = 0
+    constraint: "Constraint | None" = None
 
 
-def _ending_ids(model: "Model", stop: Sequence[str]) -> frozenset[int]:
+class Continuation:
+    """A request on its way: the text so far, and what the next logits make of it.
+
+    prompt and answer are token ids; most is how many tokens the answer may have, in the request and in the context.
+    Raises TfmError for a prompt that does not fit the context and for options that do not make sense.
+    """
+
+    def __init__(self, model: "Model", request: Request) -> None:
+        self._params = (request.sampling or SamplingParams()).seeded()
+        self._params.check_ids(model.config.vocab_size)
+        for name, value in (("max_tokens", request.max_tokens), ("logprobs", request.logprobs)):
+            if value < 0:
+                raise TfmError(name, value, "a whole number from 0")
+        self._tokenizer, self._logprobs, self._constraint = model.tokenizer, request.logprobs, request.constraint
+        self.prompt = list(request.ids) or [_bos_id(model)]
+        if len(self.prompt) > model.ctx:
+            raise model.too_long(len(self.prompt))
+        self.answer: list[int] = []
+        self.most = min(request.max_tokens, model.ctx - len(self.prompt) + 1)
+        self._finder = StopFinder(request.stop)
+        self._ending_ids = _ending_ids(model, request.stop)
+        self._decoder = model.tokenizer.stream(continues=not model.tokenizer.is_special(self.prompt[-1]))
+
+    def take(self, logits_V: Logits) -> Token:
+        """The next token of the answer, chosen by the logits after what is there."""
+        assert self._params.seed is not None
+        constraint = self._constraint
+        allowed_V = None if constraint is None else constraint.allowed()
+        position = len(self.prompt) + len(self.answer)
+        chosen = sample(
+            logits_V, self._params, self._params.seed, position, self.prompt, self.answer, self._logprobs, allowed_V
+        )
+        self.answer.append(chosen.id)
+        is_end = chosen.id in self._ending_ids
+        if constraint is not None and not is_end:
+            constraint.accept(chosen.id)
+        text = "" if is_end else self._finder.push(self._decoder.push(chosen.id))
+        finish: FinishReason | None = None
+        if is_end or self._finder.found or (constraint is not None and constraint.is_finished):
+            finish = "stop"
+        elif len(self.answer) == self.most:
+            finish = "length"
+        if finish is not None and not self._finder.found:
+            text += self._finder.push(self._decoder.flush()) + self._finder.flush()
+        data = self._tokenizer.token_bytes(chosen.id)
+        return Token(chosen.id, text, chosen.logprob, data, chosen.top, finish)
+
+
+def _bos_id(model: "Model") -> int:
+    """What stands for a prompt without a token."""
+    if model.tokenizer.bos_id is None:
+        raise TfmError("prompt", "no tokens", "at least one: this model has no BOS token to start from")
+    return model.tokenizer.bos_id
+
+
+def _ending_ids(model: "Model", stop: Items[str]) -> frozenset[int]:
     """EOS, and control tokens whose names are stop texts: generated text never shows those."""
     named = (model.tokenizer.hidden.get(text) for text in stop)
     return model.tokenizer.eos_ids | {id_ for id_ in named if id_ is not None}
 
 
+def generate(
+    model: "Model",
+    request: Request,
+    chunk: int = 512,
+    progress: Progress = silent,
+    sequence: "Sequence | None" = None,
+    speculate: int = 0,
+) -> Iterator[Token]:
+    """Continue a request's prompt, token by token.
+
+    chunk is how many tokens of the prompt to run at once, speculate how many tokens to propose for a step (see
+    speculation.py): the result is the same. progress is told how much of the prompt has been run. A sequence that is
+    given keeps what it has of the prompt, which then is not run again, and stays open. Raises TfmError before the first
+    token for what Continuation refuses.
+    """
+    for name, value, least in (("chunk", chunk, 1), ("speculate", speculate, 0)):
+        if value < least:
+            raise TfmError(name, value, f"a whole number from {least}")
+    return _tokens(model, Continuation(model, request), chunk, progress, sequence, speculate)
+
+
 def _tokens(
     model: "Model",
-    prompt: list[int],
-    most: int,
-    params: SamplingParams,
-    finder: StopFinder,
-    ending_ids: frozenset[int],
-    logprobs: int,
+    text: Continuation,
     chunk: int,
     progress: Progress,
+    sequence: "Sequence | None",
+    speculate: int,
 ) -> Iterator[Token]:
-    if most == 0:
+    if text.most == 0:
         return
-    assert params.seed is not None
-    tokenizer = model.tokenizer
-    decoder = tokenizer.stream(continues=not tokenizer.is_special(prompt[-1]))
-    answer: list[int] = []
-    with model.sequence() as sequence:
-        last = (len(prompt) - 1) // chunk * chunk
-        for begin in range(0, last, chunk):
-            model.step([(sequence, prompt[begin : begin + chunk])], "none")
-            progress("reading the prompt", begin + chunk, len(prompt))
-        new = prompt[last:]
-        for count in range(1, most + 1):
-            logits_V = model.step([(sequence, new)])[0]
-            chosen = sample(logits_V, params, params.seed, sequence.length, prompt, answer, logprobs)
-            text = "" if chosen.id in ending_ids else finder.push(decoder.push(chosen.id))
-            finish: FinishReason | None = None
-            if chosen.id in ending_ids or finder.found:
-                finish = "stop"
-            elif count == most:
-                finish = "length"
-            if finish is not None and not finder.found:
-                text += finder.push(decoder.flush()) + finder.flush()
-            data = tokenizer.token_bytes(chosen.id)
-            yield Token(chosen.id, text, chosen.logprob, data, chosen.top, finish)
-            if finish is not None:
-                return
-            answer.append(chosen.id)
-            new = [chosen.id]
+    if sequence is None:
+        with model.sequence() as own:
+            yield from _tokens(model, text, chunk, progress, own, speculate)
+        return
+    prompt = text.prompt
+    begin = sequence.keep(prompt)
+    while len(prompt) - begin > chunk:
+        model.step([(sequence, prompt[begin : begin + chunk])], "none")
+        begin += chunk
+        progress("reading the prompt", begin, len(prompt))
+    token = text.take(model.step([(sequence, prompt[begin:])])[0])
+    yield token
+    lookup = PromptLookup(prompt) if speculate else None
+    while token.finish_reason is None:
+        proposed: list[int] = []
+        if lookup is not None:
+            lookup.push(token.id)
+            proposed = lookup.propose(min(speculate, text.most - len(text.answer) - 1))
+        logits = model.step([(sequence, [token.id, *proposed])], "all")
+        for logits_V, guess in zip(logits, [*proposed, None], strict=True):
+            token = text.take(logits_V)
+            yield token
+            if token.finish_reason is not None or token.id != guess:
+                break
+            assert lookup is not None
+            lookup.push(token.id)
+        sequence.truncate(len(prompt) + len(text.answer) - 1)

@@ -29,6 +29,7 @@ from tfm.kernels.records import (
 )
 
 if TYPE_CHECKING:
+    from tfm.engine.constraint import Constraint
     from tfm.engine.generate import Token
     from tfm.engine.sampling import SamplingParams
     from tfm.engine.tokenizer import Tokenizer
@@ -40,6 +41,8 @@ SPLIT_ROWS = 8
 # 100 MB, and gains a tenth of each later step of 2 ms.
 STEPS_TO_STAY = 256
 Work = Items[tuple[Sequence, Items[int]]]
+Piece = tuple[Sequence, list[int], int]  # tokens of one pass, and of how many at their end the logits are wanted
+Wanted = Literal["last", "all", "none"]
 
 
 class Model:
@@ -93,16 +96,19 @@ class Model:
         """A new text, empty; of at most ctx positions."""
         return Sequence(self.pool, self.ctx)
 
-    def step(self, work: Work, logits: Literal["last", "all", "none"] = "last") -> npt.NDArray[np.float32]:
+    def step(self, work: Work, logits: Wanted | Items[Wanted] = "last") -> npt.NDArray[np.float32]:
         """Append tokens to sequences: prefill, decoding and any mix of them.
 
-        work lists (sequence, new token ids). Gives float32 [rows, V]: of the last new token of each sequence in order
-        ("last"), or of every new token. A row's logits depend on its own sequence only, bit for bit. Raises TfmError
-        where a sequence would outgrow the context or memory ends; tokens before that have been appended.
+        work lists (sequence, new token ids). Gives float32 [rows, V], in the order of work: of the last new token of
+        each sequence ("last"), of every new token ("all") or of none; logits may say it for each item of work. A row's
+        logits depend on its own sequence only, bit for bit. Raises TfmError where a sequence would outgrow the context
+        or memory ends; tokens before that have been appended.
         """
-        work = [(sequence, _whole_numbers(ids)) for sequence, ids in work]
+        items = [(sequence, _whole_numbers(ids)) for sequence, ids in work]
+        each = [logits] * len(work) if isinstance(logits, str) else logits
+        wanted = [_number_wanted(ids, how) for (_, ids), how in zip(items, each, strict=True)]
         lengths: Counter[Sequence] = Counter()
-        for sequence, ids in work:
+        for sequence, ids in items:
             lengths[sequence] += len(ids)
             length = sequence.length + lengths[sequence]
             if length > self.ctx:
@@ -111,22 +117,21 @@ class Model:
                 wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
                 raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
         stride = self.table.head["lm_head"]["panels"][0] * LANES
-        count = {"last": sum(bool(ids) for _, ids in work), "all": sum(len(ids) for _, ids in work), "none": 0}[logits]
-        out = np.empty((count, stride), np.float32)
+        out = np.empty((sum(wanted), stride), np.float32)
         done = 0
-        for part in _parts(work, MAX_ROWS):
+        for part in _parts(items, wanted, MAX_ROWS):
             with self._team.lock:
-                done += self._run(part, logits, out[done:])
+                done += self._run(part, out[done:])
         return out[:, : self.config.vocab_size]
 
-    def _run(self, part: "list[tuple[Sequence, Items[int], bool]]", logits: str, out: npt.NDArray[np.float32]) -> int:
+    def _run(self, part: "list[Piece]", out: npt.NDArray[np.float32]) -> int:
         """One forward pass; the number of rows of logits that it wrote to out."""
         rows = sum(len(ids) for _, ids, _ in part)
         buffers, step = self._buffers, self._step[0]
         picked: list[int] = []
         longest = first = 0
         ends: dict[Sequence, int] = {}
-        for i, (sequence, ids, is_last) in enumerate(part):
+        for i, (sequence, ids, wanted) in enumerate(part):
             begin = ends.get(sequence, sequence.length)
             end = ends[sequence] = begin + len(ids)
             sequence.reserve(end)
@@ -135,11 +140,8 @@ class Model:
             buffers.positions[span] = range(begin, end)
             buffers.tables[span] = sequence.table.ctypes.data
             buffers.spans[i] = (first, len(ids), begin, sequence.table.ctypes.data)
-            if logits == "all":
-                picked += range(first, first + len(ids))
-            elif logits == "last" and is_last:
-                picked.append(first + len(ids) - 1)
             first, longest = first + len(ids), max(longest, end)
+            picked += range(first - wanted, first)
         for rope in self.table.ropes:
             rope.fill(longest)
         buffers.logit_rows[: len(picked)] = picked
@@ -152,8 +154,8 @@ class Model:
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
             self.take_weights()
-        for sequence, end in ends.items():
-            sequence.length = end
+        for sequence, ids, _ in part:
+            sequence.ids += ids
         return len(picked)
 
     def logits(self, ids: Items[int], chunk: int | None = None) -> npt.NDArray[np.float32]:
@@ -173,11 +175,13 @@ class Model:
     def generate(
         self, ids: Items[int], max_tokens: int = 1024, sampling: "SamplingParams | None" = None,
         stop: Items[str] = (), logprobs: int = 0, chunk: int = MAX_ROWS, progress: Progress = silent,
+        sequence: Sequence | None = None, constraint: "Constraint | None" = None, speculate: int = 0,
     ) -> "Iterator[Token]":  # fmt: skip
-        """The continuation of ids, token by token; see engine/generate.py."""
-        from tfm.engine.generate import generate
+        """The continuation of ids, token by token; see Request and generate in engine/generate.py."""
+        from tfm.engine.generate import Request, generate
 
-        return generate(self, ids, max_tokens, sampling, stop, logprobs, chunk, progress)
+        request = Request(ids, max_tokens, sampling, stop, logprobs, constraint)
+        return generate(self, request, chunk, progress, sequence, speculate)
 
     def too_long(self, tokens: int) -> TfmError:
         """The error of a text of so many tokens, which do not fit the context."""
@@ -215,17 +219,22 @@ def _whole_numbers(ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int
     return [int(id_) for id_ in ids]
 
 
-def _parts(work: Work, most: int) -> "Iterator[list[tuple[Sequence, Items[int], bool]]]":
-    """Cut work into passes of at most `most` rows: (sequence, ids, whether its work ends with them)."""
-    part: list[tuple[Sequence, Items[int], bool]] = []
+def _number_wanted(ids: list[int], how: Wanted) -> int:
+    return {"last": min(1, len(ids)), "all": len(ids), "none": 0}[how]
+
+
+def _parts(items: "list[tuple[Sequence, list[int]]]", wanted: list[int], most: int) -> "Iterator[list[Piece]]":
+    """Cut items, of whose last `wanted` tokens the logits are asked for, into passes of at most `most` rows."""
+    part: list[Piece] = []
     room = most
-    for sequence, ids in work:
+    for (sequence, ids), asked in zip(items, wanted, strict=True):
         begin = 0
         while begin < len(ids):
             taken = ids[begin : begin + room]
             begin += len(taken)
             room -= len(taken)
-            part.append((sequence, taken, begin == len(ids)))
+            after = len(ids) - begin
+            part.append((sequence, taken, min(len(taken), max(0, asked - after))))
             if room == 0:
                 yield part
                 part, room = [], most

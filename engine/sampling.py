@@ -159,16 +159,24 @@ def sample(
     prompt_ids: Sequence[int] = (),
     answer_ids: Sequence[int] = (),
     logprobs: int = 0,
+    allowed_V: npt.NDArray[np.bool_] | None = None,
 ) -> Sampled:
     """The token for a position. logits_V is not changed; logprobs is how many of the likeliest tokens to report.
 
-    Equal logits go to the lower id. Raises TfmError for logits that are not finite.
+    Only a token that allowed_V allows is chosen. Equal logits go to the lower id. Raises TfmError for logits that are
+    not finite, and where nothing is left to choose from.
     """
     if not np.isfinite(logits_V).all():
         count = int(np.count_nonzero(~np.isfinite(logits_V)))
         found = f"{count} of {len(logits_V)} are NaN or infinite"
         raise TfmError(f"logits for position {position}", found, "finite numbers", "the weights may be damaged")
     changed_V = _change(logits_V, params, prompt_ids, answer_ids) if params.changes_logits else logits_V
+    if allowed_V is not None:
+        changed_V = np.where(allowed_V, changed_V, np.float32(-np.inf))
+    if changed_V is not logits_V and not math.isfinite(changed_V.max()):
+        found = f"{changed_V.max():g} as the largest logit after them"
+        names = "penalties and logit_bias" if allowed_V is None else "penalties, logit_bias and constraint"
+        raise TfmError(names, found, "values that leave a finite number")
     id_ = int(changed_V.argmax()) if params.temperature == 0.0 else _draw(changed_V, params, uniform(seed, position))
     total = log_sum_exp(logits_V)
     top = tuple((int(i), float(logits_V[i]) - total) for i in likeliest(logits_V, logprobs)) if logprobs else ()
@@ -200,7 +208,7 @@ def _largest(logits_V: Logits, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _change(logits_V: Logits, params: SamplingParams, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Logits:
-    """A copy with penalties and bias. Raises TfmError where they leave nothing to choose from."""
+    """A copy with penalties and bias."""
     changed_V = logits_V.astype(np.float64)
     with np.errstate(over="ignore"):
         if params.repeat_penalty != 1.0:
@@ -212,11 +220,7 @@ def _change(logits_V: Logits, params: SamplingParams, prompt_ids: Sequence[int],
             changed_V[seen] -= params.presence_penalty + params.frequency_penalty * counts
         for id_, bias in params.logit_bias.items():
             changed_V[id_] += bias
-        changed = changed_V.astype(np.float32)
-    if not np.isfinite(changed.max()):
-        found = f"{changed.max():g} as the largest logit after them"
-        raise TfmError("penalties and logit_bias", found, "values that leave a finite number")
-    return changed
+        return changed_V.astype(np.float32)
 
 
 def _draw(logits_V: Logits, params: SamplingParams, u: float) -> int:
