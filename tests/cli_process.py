@@ -4,6 +4,7 @@ import os
 import subprocess
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 TFM = Path(sysconfig.get_path("scripts")) / "tfm"
@@ -40,3 +41,13 @@ def shell(
         ["bash", "-c", script], env=environment(env) | {"PATH": path}, stdin=subprocess.DEVNULL,
         capture_output=True, timeout=timeout_s, check=False,
     )  # fmt: skip
+
+
+def read_terminal(terminal: int) -> bytes:
+    """What a terminal gets until its other end is closed."""
+    shown = b""
+    with suppress(OSError):  # how Linux says that it is closed
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    return shown

@@ -1,19 +1,17 @@
-"""stdin, stdout, stderr and signals, as a shell uses them. Each test is a fault that such tools have had."""
+"""stdin, stdout and stderr, as a shell uses them. Each test is a fault that such tools have had."""
 
 import fcntl
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli_process import TFM, TIMEOUT_S, environment, run, shell
+from cli_process import TFM, TIMEOUT_S, environment, read_terminal, run, shell
 
 from tfm.engine import load
 
@@ -255,22 +253,12 @@ def test_stderr_closed_or_gone(parrot: Path) -> None:
     assert shell("tfm show /nowhere 2>&-").returncode == 1
 
 
-def read_all(terminal: int) -> bytes:
-    """What a terminal gets until its other end is closed."""
-    shown = b""
-    with suppress(OSError):  # how Linux says that it is closed
-        while piece := os.read(terminal, 1 << 16):
-            shown += piece
-    os.close(terminal)
-    return shown
-
-
 def on_terminal(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple[int, bytes]:
     """Run tfm with a terminal as all three streams; the status and what the terminal got."""
     process, terminal = pty.fork()
     if process == 0:
         os.execve(TFM, [str(TFM), *map(str, arguments)], environment({"TERM": "xterm", **(env or {})}))
-    shown = read_all(terminal)
+    shown = read_terminal(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown
 
 
@@ -359,7 +347,7 @@ def test_progress_on_a_terminal() -> None:
     process, terminal = pty.fork()
     if process == 0:
         os.execve(sys.executable, [sys.executable, "-c", WORK], environment({"TERM": "xterm", "COLUMNS": "80"}))
-    shown = read_all(terminal).decode()
+    shown = read_terminal(terminal).decode()
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert "long work" in shown
     assert "short work" not in shown
@@ -372,130 +360,6 @@ def test_bench_tells_that_it_measures_the_machine(parrot: Path) -> None:
     """On a terminal nothing was seen for the seconds before the first test."""
     shown = on_terminal("bench", "-m", parrot, "-p", "2", "-n", "0", "-r", "1", env={"COLUMNS": "100"})[1].decode()
     assert shown.index("measuring the limits of this machine") < shown.index("pp2")
-
-
-# ------------------------------------------------------------------------------------------------ Ctrl-C
-
-
-def interrupted(
-    *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None
-) -> tuple[int, bytes, bytes, float]:
-    """Run tfm, send it what Ctrl-C sends as soon as `when` returns; status, stdout, stderr, seconds it took to end."""
-    command = [TFM, *arguments]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
-        first = when(process)
-        process.send_signal(signal.SIGINT)
-        sent = time.monotonic()
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, error = process.stdout.read(), process.stderr.read()
-        process.wait(TIMEOUT_S)
-        return process.returncode, (first if isinstance(first, bytes) else b"") + out, error, time.monotonic() - sent
-
-
-def first_byte(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    return process.stdout.read(1)
-
-
-def test_ctrl_c_while_decoding(endless_parrot: Path) -> None:
-    """Ctrl-C in the middle of an answer gave a traceback, or lost what was there."""
-    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, out, error, took_s = interrupted(*arguments, when=first_byte)
-    assert (status, error) == (130, b"")
-    assert out == (b"abcdefghij" * (len(out) // 10 + 1))[: len(out)]
-    assert took_s < 2
-
-
-def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> None:
-    """With --no-stream all that was made until Ctrl-C was lost."""
-    arguments = "generate", "--no-stdin", "--no-stream", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
-    assert (status, error) == (130, b"")
-    assert out.startswith(b"abcdefghijabc")
-
-
-def test_ctrl_c_with_json_prints_what_is_there(endless_parrot: Path) -> None:
-    """With --json all that was made until Ctrl-C was lost."""
-    arguments = "generate", "--no-stdin", "--json", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
-    assert (status, error, out.count(b"\n")) == (130, b"", 1)
-    answer = json.loads(out)
-    assert answer["finish_reason"] is None
-    assert answer["completion_tokens"] == len(answer["text"])
-    assert answer["text"].startswith("abcdefghijabc")
-
-
-def test_ctrl_c_with_json_in_one_long_call(default_model_folder: Path) -> None:
-    """Also where the main thread is in the middle of a forward pass and another one ends the process."""
-    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
-    assert (status, error) == (130, b"")
-    answer = json.loads(out)
-    assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == ("", None, 0)
-
-
-def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:
-    """Ctrl-C while reading stdin gave a traceback, or was not noticed."""
-
-    def noted(process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        process.stderr.readline()
-
-    status, out, error, took_s = interrupted("generate", "-m", parrot, when=noted)
-    assert (status, out, error) == (130, b"", b"")
-    assert took_s < 2
-
-
-@pytest.mark.parametrize("delay_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-def test_ctrl_c_while_starting(endless_parrot: Path, delay_s: float) -> None:
-    """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end."""
-    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, _, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(delay_s))
-    assert status in (130, -signal.SIGINT)
-    assert error == b""
-    assert took_s < 2
-
-
-def test_ctrl_c_while_compiling(parrot: Path, tmp_path: Path) -> None:
-    """The compiler is one long call: Ctrl-C was noticed ten seconds later."""
-
-    def compiling(process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        assert b"compiling" in process.stderr.readline()
-
-    arguments = "generate", "--no-stdin", "--raw", "-m", parrot, "\n"
-    status, out, error, took_s = interrupted(*arguments, when=compiling, env={"TFM_CACHE": str(tmp_path)})
-    assert (status, out, error) == (130, b"", b"")
-    assert took_s < 3
-
-
-def test_ctrl_c_while_reading_a_long_prompt(parrot: Path, default_model_folder: Path) -> None:
-    """A forward pass over hundreds of tokens is one long call too."""
-    arguments = "generate", "--no-stdin", "--raw", "-m", default_model_folder, "hello " * 8000
-    status, out, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(2))
-    assert (status, out, error) == (130, b"", b"")
-    assert took_s < 3
-
-
-def test_ctrl_c_that_is_ignored_stays_ignored(parrot: Path) -> None:
-    """A shell starts `tfm ... &` with SIGINT ignored, so that Ctrl-C reaches only what is in front."""
-    done = shell(f"trap '' INT; tfm generate --raw -m {parrot} $'\\n' & sleep 0.3; kill -INT $!; wait $!")
-    assert (done.returncode, done.stdout) == (0, ANSWER.encode())
-
-
-def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
-    """After Ctrl-C the cursor stayed hidden, or the prompt stood in the middle of the answer's line."""
-    process, terminal = pty.fork()
-    if process == 0:
-        arguments = [str(TFM), "generate", "--raw", "-n", "900000", "-m", str(endless_parrot), "\n"]
-        os.execve(TFM, arguments, environment({"TERM": "xterm"}))
-    shown = os.read(terminal, 1)
-    os.write(terminal, b"\x03")
-    shown += read_all(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
-    assert shown.endswith(b"\r\n\x1b[?25h")
-    assert b"Traceback" not in shown
 
 
 # ------------------------------------------------------------------------------------------------ faults

@@ -1,0 +1,136 @@
+"""Ctrl-C, whatever tfm is doing at that moment: the status, what was made until then, and nothing that stays behind."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_process import TFM, TIMEOUT_S, environment, read_terminal, shell
+
+ANSWER = "Hi é🙂!"
+
+
+def interrupted(
+    *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None
+) -> tuple[int, bytes, bytes, float]:
+    """Run tfm, send it what Ctrl-C sends as soon as `when` returns; status, stdout, stderr, seconds it took to end."""
+    command = [TFM, *arguments]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
+        first = when(process)
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, error = process.stdout.read(), process.stderr.read()
+        process.wait(TIMEOUT_S)
+        return process.returncode, (first if isinstance(first, bytes) else b"") + out, error, time.monotonic() - sent
+
+
+def first_byte(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+def test_ctrl_c_while_decoding(endless_parrot: Path) -> None:
+    """Ctrl-C in the middle of an answer gave a traceback, or lost what was there."""
+    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, took_s = interrupted(*arguments, when=first_byte)
+    assert (status, error) == (130, b"")
+    assert out == (b"abcdefghij" * (len(out) // 10 + 1))[: len(out)]
+    assert took_s < 2
+
+
+def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> None:
+    """With --no-stream all that was made until Ctrl-C was lost."""
+    arguments = "generate", "--no-stdin", "--no-stream", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error) == (130, b"")
+    assert out.startswith(b"abcdefghijabc")
+
+
+def test_ctrl_c_with_json_prints_what_is_there(endless_parrot: Path) -> None:
+    """With --json all that was made until Ctrl-C was lost."""
+    arguments = "generate", "--no-stdin", "--json", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error, out.count(b"\n")) == (130, b"", 1)
+    answer = json.loads(out)
+    assert answer["finish_reason"] is None
+    assert answer["completion_tokens"] == len(answer["text"])
+    assert answer["text"].startswith("abcdefghijabc")
+
+
+def test_ctrl_c_with_json_in_one_long_call(default_model_folder: Path) -> None:
+    """Also where the main thread is in the middle of a forward pass and another one ends the process."""
+    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
+    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    assert (status, error) == (130, b"")
+    answer = json.loads(out)
+    assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == ("", None, 0)
+
+
+def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:
+    """Ctrl-C while reading stdin gave a traceback, or was not noticed."""
+
+    def noted(process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        process.stderr.readline()
+
+    status, out, error, took_s = interrupted("generate", "-m", parrot, when=noted)
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 2
+
+
+@pytest.mark.parametrize("delay_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_ctrl_c_while_starting(endless_parrot: Path, delay_s: float) -> None:
+    """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end."""
+    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    status, _, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(delay_s))
+    assert status in (130, -signal.SIGINT)
+    assert error == b""
+    assert took_s < 2
+
+
+def test_ctrl_c_while_compiling(parrot: Path, tmp_path: Path) -> None:
+    """The compiler is one long call: Ctrl-C was noticed ten seconds later."""
+
+    def compiling(process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        assert b"compiling" in process.stderr.readline()
+
+    arguments = "generate", "--no-stdin", "--raw", "-m", parrot, "\n"
+    status, out, error, took_s = interrupted(*arguments, when=compiling, env={"TFM_CACHE": str(tmp_path)})
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 3
+
+
+def test_ctrl_c_while_reading_a_long_prompt(parrot: Path, default_model_folder: Path) -> None:
+    """A forward pass over hundreds of tokens is one long call too."""
+    arguments = "generate", "--no-stdin", "--raw", "-m", default_model_folder, "hello " * 8000
+    status, out, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(2))
+    assert (status, out, error) == (130, b"", b"")
+    assert took_s < 3
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(parrot: Path) -> None:
+    """A shell starts `tfm ... &` with SIGINT ignored, so that Ctrl-C reaches only what is in front."""
+    done = shell(f"trap '' INT; tfm generate --raw -m {parrot} $'\\n' & sleep 0.3; kill -INT $!; wait $!")
+    assert (done.returncode, done.stdout) == (0, ANSWER.encode())
+
+
+def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
+    """After Ctrl-C the cursor stayed hidden, or the prompt stood in the middle of the answer's line."""
+    process, terminal = pty.fork()
+    if process == 0:
+        arguments = [str(TFM), "generate", "--raw", "-n", "900000", "-m", str(endless_parrot), "\n"]
+        os.execve(TFM, arguments, environment({"TERM": "xterm"}))
+    shown = os.read(terminal, 1)
+    os.write(terminal, b"\x03")
+    shown += read_terminal(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert shown.endswith(b"\r\n\x1b[?25h")
+    assert b"Traceback" not in shown
