@@ -172,8 +172,8 @@ class Sequence:
         self.close()
 
 
-def common_prefix(some: Items[int], other: Items[int]) -> int:
-    """How many tokens two texts begin with in common."""
+def common_prefix(some: Items[object], other: Items[object]) -> int:
+    """How many items two lists begin with in common."""
     for i, (a, b) in enumerate(zip(some, other, strict=False)):
         if a != b:
             return i
