@@ -8,7 +8,7 @@ The file is, in this order:
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tfm.engine.progress import Progress, silent
 
-ITEM_BYTES = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"I64": 8, "F32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1}
 DATA_ALIGNMENT_BYTES = 64
 
 
@@ -36,6 +36,18 @@ class PendingTensor:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the data of tensors, name -> (dtype, shape), in the order of the file."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + prod(shape) * ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
 def write_safetensors(
     path: Path,
     tensors: Sequence[PendingTensor],
@@ -45,16 +57,9 @@ def write_safetensors(
 ) -> None:
     """Write tensors to path and flush it to the disk; the caller gives path its final name afterwards."""
     ordered = sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype])
-    header: dict[str, object] = {"__metadata__": metadata}
-    end = 0
-    for tensor in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT_BYTES)
+    end = sum(tensor.nbytes for tensor in ordered)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+        file.write(header_bytes({tensor.name: (tensor.dtype, tensor.shape) for tensor in ordered}, metadata))
         written = 0
         for tensor in ordered:
             progress(label, written, end)

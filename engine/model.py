@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -188,6 +189,13 @@ class Model:
         own = self.config.max_position_embeddings
         more = f", or raise --ctx and --max-ram (the model's own context is {own})" if self.ctx < own else ""
         return TfmError("prompt", f"{tokens} tokens", f"at most {self.ctx}, the context", f"shorten it{more}")
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """Of the checkpoint's content, as it is when this is asked for first: do it soon after loading."""
+        from tfm.engine.identity import weights_digest
+
+        return weights_digest(self.folder)
 
     def memory(self) -> dict[str, int]:
         """Bytes of all weights, of those that every token reads, of 1,000 tokens' keys and values, of scratch space."""

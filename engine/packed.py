@@ -2,23 +2,21 @@
 
     packed/CONTENT.LAYOUT.image    an image: digests of the checkpoint's files, and of the code that packs them
     packed/PLACE.json              what the files of a folder were when they were last read, and their CONTENT
-    packed/.new-...                one being made; locked by whoever makes it, so a dead process's is safe to remove
+    packed/.tfm-new-...            one being made; see kernels/new_file.py
 
 Processes that run the same weights share the pages. Files are told apart by size, times and inode, so a checkpoint that
 is changed in place is packed again; a copy of it elsewhere has the same content and shares the image.
 """
 
-import fcntl
 import hashlib
 import json
 import mmap
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,9 +29,11 @@ from tfm.engine.machine import available_memory
 from tfm.engine.progress import Progress
 from tfm.engine.records import IMAGE
 from tfm.kernels.jit import cache_folder
+from tfm.kernels.new_file import new_file
 from tfm.kernels.packing import aligned_empty
 
 if TYPE_CHECKING:
+    from tfm.engine.checkpoint import Checkpoint
     from tfm.engine.config import ModelConfig
 
 MOST_OF_DISK = 0.25  # of what is free or taken by images; beyond that, those that were used longest ago are dropped
@@ -69,6 +69,20 @@ def find_image(folder: Path) -> Memory | None:
         return None
 
 
+def content_of(folder: Path) -> str:
+    """The digest of the checkpoint in folder, config.json and weights: as noted for its image, or read now.
+
+    Raises TfmError for what is wrong with the checkpoint.
+    """
+    from tfm.engine.checkpoint import Checkpoint
+
+    place = _read_json(_place(folder))
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if _files(folder, [name for name, *_ in place["files"]]) == place["files"]:
+            return str(place["content"])
+    return _content(folder, _files_of(Checkpoint(folder)))
+
+
 def make_image(
     folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
 ) -> Memory:
@@ -81,7 +95,7 @@ def make_image(
     from tfm.engine.weights import load_weights
 
     checkpoint = Checkpoint(folder)
-    files = _files(folder, {str(tensor.file.relative_to(folder)) for tensor in checkpoint.tensors.values()})
+    files = _files_of(checkpoint)
     plan = Plan(config, load_weights(checkpoint, config))
     check_size(plan.size)
     with _new_file(plan.size) as file:
@@ -163,11 +177,11 @@ def _place(folder: Path) -> Path:
 
 
 def _image_path(content: str) -> Path:
-    return _root() / f"{content}.{_layout()}.image"
+    return _root() / f"{content}.{layout_digest()}.image"
 
 
 @cache
-def _layout() -> str:
+def layout_digest() -> str:
     """A digest of the sources that decide what an image looks like."""
     engine = Path(__file__).parent
     kernels = engine.parent / "kernels"
@@ -175,6 +189,11 @@ def _layout() -> str:
     sources = [engine / f"{name}.py" for name in names] + sorted((engine / "quantized").glob("*.py"))
     sources += [kernels / "packing.py", kernels / "records.py", *sorted((kernels / "formats").glob("*.py"))]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+def _files_of(checkpoint: "Checkpoint") -> Files:
+    folder = checkpoint.folder
+    return _files(folder, {str(tensor.file.relative_to(folder)) for tensor in checkpoint.tensors.values()})
 
 
 def _files(folder: Path, names: Iterable[str]) -> Files:
@@ -224,24 +243,13 @@ def _map(file: BinaryIO) -> Memory:
 def _new_file(size: int) -> Iterator[BinaryIO | None]:
     """A file of `size` bytes to be filled and renamed, gone afterwards if it was not; None where none can be kept."""
     root = _root()
-    if size < LEAST_BYTES:
-        yield None
-        return
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        _sweep(root)
-        handle, name = tempfile.mkstemp(dir=root, prefix=".new-")
-        os.close(handle)
-    except OSError:
-        yield None
-        return
-    try:
-        with open(name, "r+b") as file:
-            with suppress(OSError):  # a file system without locks: _sweep removes nothing there either
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield file if size <= _room(root) and _allocate(file, size) else None
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with ExitStack() as stack:
+        file = None
+        if size >= LEAST_BYTES:
+            with suppress(OSError):
+                root.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(new_file(root))
+        yield file if file is not None and size <= _room(root) and _allocate(file, size) else None
 
 
 def _allocate(file: BinaryIO, size: int) -> bool:
@@ -256,16 +264,6 @@ def _allocate(file: BinaryIO, size: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _sweep(root: Path) -> None:
-    """Remove what dead processes left half-made; what a living one makes is locked."""
-    for path in root.glob(".new-*"):
-        with suppress(OSError):
-            if path.is_file():
-                with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink(missing_ok=True)
 
 
 def _images(root: Path) -> list[tuple[Path, os.stat_result]]:
@@ -289,7 +287,7 @@ def _drop_oldest(keep: Path) -> None:
     for path, stat in _images(root):
         room -= 0 if path == keep else stat.st_size
         # One in another layout is of an earlier version of tfm, or of one that lives beside this and still uses it.
-        is_outdated = not path.name.endswith(f".{_layout()}.image") and time.time() - stat.st_mtime > OUTDATED_S
+        is_outdated = not path.name.endswith(f".{layout_digest()}.image") and time.time() - stat.st_mtime > OUTDATED_S
         if path != keep and (room < 0 or is_outdated):
             path.unlink(missing_ok=True)
     for path in root.glob("[!.]*.json"):
@@ -307,10 +305,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(name, path)
+    with new_file(path.parent) as file:
+        file.write(json.dumps(content).encode())
+        file.flush()
+        os.replace(file.name, path)
 
 
 def drop(folder: Path) -> int:

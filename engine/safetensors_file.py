@@ -46,15 +46,20 @@ class TensorInfo:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """All tensors of a file. Raises TfmError for a file that is cut short or contradicts itself."""
+    return read_header_and_metadata(path)[0]
+
+
+def read_header_and_metadata(path: Path) -> tuple[dict[str, TensorInfo], object]:
+    """All tensors of a file, and what it says of itself, unchecked (None: nothing). Raises TfmError as read_header."""
     with open_file(path, AGAIN) as file:
         size = os.fstat(file.fileno()).st_size
         text = _header_text(path, file, size)
     data_begin = LENGTH_BYTES + len(text)
     entries = _parse(path, text)
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry, data_begin) for name, entry in entries.items()}
     _check_layout(path, list(tensors.values()), data_begin, size)
-    return tensors
+    return tensors, metadata
 
 
 def _header_text(path: Path, file: BinaryIO, size: int) -> bytes:

@@ -31,6 +31,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tfm.kernels.new_file import new_file
+
 Progress = Callable[[str, int, int | None], None]
 
 NOWHERE = Path(os.devnull) / "no home"  # nothing can be there
@@ -220,11 +222,15 @@ class Entry:
         return kept
 
     def _path(self) -> Path:
+        return cache_folder() / "kernels" / self.digest / f"{self.module}.{self.function}.o"
+
+    @property
+    def digest(self) -> str:
+        """A name for its machine code, made of the sources, the versions of Numba and llvmlite, and this machine."""
         spec = importlib.util.find_spec(self.module)
         assert spec is not None
         assert spec.origin is not None
-        digest = _digest((Path(spec.origin), *map(Path, self.sources)))
-        return cache_folder() / "kernels" / digest / f"{self.module}.{self.function}.o"
+        return _digest((Path(spec.origin), *map(Path, self.sources)))
 
     @property
     def symbol(self) -> str:
@@ -392,17 +398,14 @@ def _opened(symbol: str, sealed: bytes) -> bytes | None:
 
 
 def _write_object(path: Path, code: bytes) -> None:
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        with os.fdopen(handle, "wb") as file:
+        with new_file(path.parent) as file:
             file.write(_sealed(path.stem, code))
-        os.replace(temporary, path)
+            file.flush()
+            os.replace(file.name, path)
         _drop_oldest(path.parent.parent)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         warn_not_kept(error.strerror or str(error))
 
 

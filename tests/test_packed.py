@@ -14,6 +14,7 @@ import pytest
 
 from tfm.engine import load, packed
 from tfm.engine import model as model_module
+from tfm.kernels.new_file import PREFIX, sweep
 
 CONFIG = checkpoints.FLOATS["llama-wide"]
 IDS = checkpoints.random_ids(CONFIG, 20)
@@ -158,7 +159,7 @@ def test_pipes_in_the_place_of_notes_and_new_files(tmp_path: Path) -> None:
     (note,) = packed._root().glob("*.json")
     note.unlink()
     os.mkfifo(note)
-    os.mkfifo(packed._root() / ".new-pipe")
+    os.mkfifo(packed._root() / f"{PREFIX}pipe")
     assert logits(folder) == expected
 
 
@@ -209,13 +210,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    packed._sweep(root)
-    assert len(list(root.glob(".new-*"))) == 1
+    sweep(root)
+    assert len(list(root.glob(f"{PREFIX}*"))) == 1
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    packed._sweep(root)
-    assert not list(root.glob(".new-*"))
+    sweep(root)
+    assert not list(root.glob(f"{PREFIX}*"))
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
@@ -232,4 +233,4 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert len(outputs) == 1
     assert np.isfinite(np.frombuffer(outputs.pop(), np.float32)).all()
     assert len(images()) == 1
-    assert not list(packed._root().glob(".new-*"))
+    assert not list(packed._root().glob(f"{PREFIX}*"))
