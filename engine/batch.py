@@ -143,7 +143,8 @@ class Batch:
             if text.most == 0:
                 yield Finished(index, len(text.prompt), [])
                 continue
-            self._common = text.prompt if self._common is None else text.prompt[: common_prefix(self._common, text.prompt)]
+            same = len(text.prompt) if self._common is None else common_prefix(self._common, text.prompt)
+            self._common = text.prompt[:same]
             reserved = -(-(len(text.prompt) + text.most) // KV_BLOCK)
             keys = [] if self.prefixes is None else block_keys(text.prompt)
             lookup = PromptLookup(text.prompt) if self._speculate else None

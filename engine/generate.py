@@ -108,7 +108,7 @@ class Continuation:
             if value < 0:
                 raise TfmError(name, value, "a whole number from 0")
         self._tokenizer, self._logprobs, self._constraint = model.tokenizer, request.logprobs, request.constraint
-        self.prompt = list(request.ids) or [_bos_id(model)]
+        self.prompt = model.checked(request.ids) or [_bos_id(model)]
         if len(self.prompt) > model.ctx:
             raise model.too_long(len(self.prompt))
         self.answer: list[int] = []

@@ -105,7 +105,7 @@ class Model:
         logits depend on its own sequence only, bit for bit. Raises TfmError where a sequence would outgrow the context
         or memory ends; tokens before that have been appended.
         """
-        items = [(sequence, _whole_numbers(ids)) for sequence, ids in work]
+        items = [(sequence, self.checked(ids)) for sequence, ids in work]
         each = [logits] * len(work) if isinstance(logits, str) else logits
         wanted = [_number_wanted(ids, how) for (_, ids), how in zip(items, each, strict=True)]
         lengths: Counter[Sequence] = Counter()
@@ -114,9 +114,6 @@ class Model:
             length = sequence.length + lengths[sequence]
             if length > self.ctx:
                 raise self.too_long(length)
-            if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
-                wrong = next(i for i in ids if not 0 <= i < self.config.vocab_size)
-                raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
         stride = self.table.head["lm_head"]["panels"][0] * LANES
         out = np.empty((sum(wanted), stride), np.float32)
         done = 0
@@ -124,6 +121,17 @@ class Model:
             with self._team.lock:
                 done += self._run(part, out[done:])
         return out[:, : self.config.vocab_size]
+
+    def checked(self, ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
+        """ids as Python's own numbers; TfmError for what is no token id of this model."""
+        if isinstance(ids, str) or any(not isinstance(id_, int | np.integer) for id_ in ids):
+            do = "text is made into ids by model.tokenizer.encode"
+            raise TfmError("token ids", repr(ids)[:60], "whole numbers", do)
+        numbers = [int(id_) for id_ in ids]
+        if numbers and not 0 <= min(numbers) <= max(numbers) < self.config.vocab_size:
+            wrong = next(i for i in numbers if not 0 <= i < self.config.vocab_size)
+            raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
+        return numbers
 
     def _run(self, part: "list[Piece]", out: npt.NDArray[np.float32]) -> int:
         """One forward pass; the number of rows of logits that it wrote to out."""
@@ -218,13 +226,6 @@ class Model:
     def __repr__(self) -> str:
         how = f"{self.threads} threads, {self.kv_type} keys and values, {self.ctx} positions"
         return f"<Model {self.name}: {self.config.model_type}, {how}>"
-
-
-def _whole_numbers(ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
-    """ids as Python's own numbers; TfmError for what is no token id."""
-    if isinstance(ids, str) or any(not isinstance(id_, int | np.integer) for id_ in ids):
-        raise TfmError("token ids", repr(ids)[:60], "whole numbers", "text is made into ids by model.tokenizer.encode")
-    return [int(id_) for id_ in ids]
 
 
 def _number_wanted(ids: list[int], how: Wanted) -> int:
