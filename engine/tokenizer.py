@@ -207,6 +207,16 @@ class Tokenizer:
         stream = self.stream(show_special, continues)
         return "".join([*map(stream.push, ids), stream.flush()])
 
+    @property
+    def leading(self) -> str:
+        """What stands before the first word of a text and is not shown: SentencePiece's space, or nothing."""
+        return self._pieces.leading
+
+    @property
+    def joiner(self) -> bytes:
+        """What stands between tokens beside their own bytes: nothing, unless the tokenizer has no decoder."""
+        return self._pieces.joiner
+
     def is_special(self, id_: int) -> bool:
         """Whether a token is one that generated text does not show."""
         return id_ in self._hidden

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfm.cli.answer import Answer, IdsInText
+from tfm.cli.constraint import ConstraintOptions, constraint_options, start
 from tfm.cli.options import (
     Command,
     ModelOptions,
@@ -76,6 +77,7 @@ answer_options = group("shape", AnswerOptions, [
 @text_options("PROMPT")
 @prompt_options
 @answer_options
+@constraint_options
 @sampling_options
 @model_options
 @quiet_option
@@ -85,6 +87,7 @@ def command(
     source: TextOptions,
     prompt: PromptOptions,
     shape: AnswerOptions,
+    constraint: ConstraintOptions,
     sampling: SamplingOptions,
     model: ModelOptions,
     quiet: bool,
@@ -103,19 +106,23 @@ def command(
     begun_s = time.perf_counter()
     prompt.check()
     shape.check()
+    constraint.check()
     sampling.given()
     with Notes(quiet) as notes:
         text = source.read(notes)
         if text is None or not (text or prompt.raw):
             raise click.UsageError(NO_PROMPT)
+        grammar = constraint.grammar()
         with closing(model.load(notes)) as loaded:
             loaded_s = time.perf_counter()
             params = sampling.params(loaded, notes)
             ids = prompt.encode(loaded.tokenizer, text)
             reading = Reading(notes, len(ids))
+            wanted = start(grammar, loaded, ids)
             made = loaded.generate(
-                ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0, progress=reading.progress
-            )
+                ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0,
+                progress=reading.progress, constraint=wanted,
+            )  # fmt: skip
             answer = Answer(begun_s, loaded_s, len(ids))
             tokens = answer.follow(reading.follow(made))
             ids_in_text = IdsInText(loaded.tokenizer, ids[-1] if ids else None) if prompt.ids else None
@@ -130,6 +137,7 @@ def command(
             if shape.verbose:
                 for line in answer.report(loaded):
                     say(f"tfm: {line}")
+            constraint.check_end(wanted, answer.finish_reason)
 
 
 def _json(content: dict[str, Any]) -> str:
