@@ -22,6 +22,7 @@ class Answer:
     first_s: float | None = None
     last_s: float | None = None
     is_whole: bool = False
+    cached_tokens: int | None = None  # of the prompt, that came from a file; None where there was none to look in
 
     def follow(self, tokens: Iterable["Token"]) -> Iterator["Token"]:
         """tokens, noted as they pass."""
@@ -44,8 +45,9 @@ class Answer:
 
     @property
     def prompt_tok_s(self) -> float | None:
-        """Tokens of the prompt for each second until the first token of the answer."""
-        return None if self.first_s is None else self.prompt_tokens / (self.first_s - self.loaded_s)
+        """Tokens of the prompt that were run, for each second until the first token of the answer."""
+        run = self.prompt_tokens - (self.cached_tokens or 0)
+        return None if self.first_s is None else run / (self.first_s - self.loaded_s)
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -72,7 +74,8 @@ class Answer:
         token_bytes = memory["decode_bytes"] + memory["kv_bytes_per_1000_tokens"] * context / 1000
         prompt, decode = f"prompt  {self.prompt_tokens} tokens", f"decode  {len(self.tokens)} tokens"
         if self.first_s is not None and self.prompt_tok_s is not None:
-            prompt += f", {self.prompt_tok_s:.1f} tok/s, first token after {self.first_s - self.loaded_s:.2f} s"
+            cached = "" if self.cached_tokens is None else f", {self.cached_tokens} from the prompt cache"
+            prompt += f"{cached}, {self.prompt_tok_s:.1f} tok/s, first token after {self.first_s - self.loaded_s:.2f} s"
         if self.decode_tok_s is not None:
             decode += f", {self.decode_tok_s:.1f} tok/s, {self.decode_tok_s * token_bytes / 1e9:.1f} GB/s"
         return [
@@ -89,19 +92,31 @@ class Answer:
 
         ids_in_text, new for this answer, is for one that has the ids of its text.
         """
-        result: dict[str, Any] = {
+        details = self.details(model.tokenizer, with_tokens, ids_in_text)
+        if self.cached_tokens is not None:
+            details["cached_tokens"] = self.cached_tokens
+        return self.facts(model, seed) | {"timings": self.timings()} | details
+
+    def facts(self, model: "Model", seed: int | None) -> dict[str, Any]:
+        """The part of the object that every answer has, but for the timings."""
+        return {
             "text": self.text,
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.tokens),
             "model": model.name,
             "seed": seed,
-            "timings": self.timings(),
         }
+
+    def details(
+        self, tokenizer: "Tokenizer", with_tokens: bool, ids_in_text: "IdsInText | None" = None
+    ) -> dict[str, Any]:
+        """The part that was asked for."""
+        result: dict[str, Any] = {}
         if ids_in_text is not None:
             result["ids"] = [id_ for token in self.tokens for id_ in ids_in_text.push(token)]
         if with_tokens:
-            result["tokens"] = [_token_as_json(token, model.tokenizer) for token in self.tokens]
+            result["tokens"] = [_token_as_json(token, tokenizer) for token in self.tokens]
         return result
 
 
@@ -139,8 +154,8 @@ class IdsInText:
         self._made += grown
         self._shown += len(token.text)
         self._waiting.append((token.id, self._made, grown > 0))
-        if token.finish_reason == "length":
-            return self._take(len(self._waiting))
+        if token.finish_reason == "length" or (token.finish_reason and grown and self._made == self._shown):
+            return self._take(len(self._waiting))  # the limit, or a constraint after which nothing may follow
         if token.finish_reason == "stop":
             self._waiting.pop()
             if not grown:  # an end-of-text token, no stop text

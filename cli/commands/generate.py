@@ -24,6 +24,7 @@ from tfm.cli.options import (
 )
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
+from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
 from tfm.cli.reading import Reading
 from tfm.cli.values import TEXT, WholeType
 
@@ -79,6 +80,7 @@ answer_options = group("shape", AnswerOptions, [
 @answer_options
 @constraint_options
 @sampling_options
+@prompt_cache_options
 @model_options
 @quiet_option
 @click.pass_obj
@@ -89,6 +91,7 @@ def command(
     shape: AnswerOptions,
     constraint: ConstraintOptions,
     sampling: SamplingOptions,
+    cache: PromptCacheOptions,
     model: ModelOptions,
     quiet: bool,
 ) -> None:
@@ -108,12 +111,13 @@ def command(
     shape.check()
     constraint.check()
     sampling.given()
+    cache.check()
     with Notes(quiet) as notes:
         text = source.read(notes)
         if text is None or not (text or prompt.raw):
             raise click.UsageError(NO_PROMPT)
         grammar = constraint.grammar()
-        with closing(model.load(notes)) as loaded:
+        with closing(model.load(notes)) as loaded, cache.sequence(loaded) as sequence:
             loaded_s = time.perf_counter()
             params = sampling.params(loaded, notes)
             ids = prompt.encode(loaded.tokenizer, text)
@@ -121,9 +125,9 @@ def command(
             wanted = start(grammar, loaded, ids)
             made = loaded.generate(
                 ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0,
-                progress=reading.progress, constraint=wanted,
+                progress=reading.progress, sequence=sequence, constraint=wanted,
             )  # fmt: skip
-            answer = Answer(begun_s, loaded_s, len(ids))
+            answer = Answer(begun_s, loaded_s, len(ids), cached_tokens=cache.restore(loaded, sequence, ids))
             tokens = answer.follow(reading.follow(made))
             ids_in_text = IdsInText(loaded.tokenizer, ids[-1] if ids else None) if prompt.ids else None
             if shape.as_json:
