@@ -115,17 +115,10 @@ class Sequence:
         """Have blocks for so many positions, of which those from self.length on may be written."""
         first = self.length // KV_BLOCK
         if length > self.length and first < len(self._blocks):
-            self._set(first, self._pool.own(self._blocks[first]))
+            self._blocks[first] = self.table[first] = self._pool.own(self._blocks[first])
         while len(self._blocks) * KV_BLOCK < length:
-            self._blocks.append(0)
-            try:
-                self._set(len(self._blocks) - 1, self._pool.take())
-            except TfmError:
-                self._blocks.pop()
-                raise
-
-    def _set(self, index: int, address: int) -> None:
-        self._blocks[index] = self.table[index] = address
+            self._blocks.append(self._pool.take())
+            self.table[len(self._blocks) - 1] = self._blocks[-1]
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on."""

@@ -23,6 +23,8 @@ Logits = npt.NDArray[np.float32]
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of SplitMix64
 MOST_TOP_K = 2**31 - 1
+RUN = 256
+SMALLEST = np.finfo(np.float32).tiny  # temperatures below it take the likeliest token, and so does this
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ def sample(
 def log_sum_exp(logits_V: Logits) -> float:
     """log(sum(exp(logits))), with exponentials in float32 and their sum in float64."""
     largest = logits_V.max()
-    return float(largest) + math.log(float(np.exp(logits_V - largest).sum(dtype=np.float64)))
+    below_V = logits_V - largest
+    return float(largest) + math.log(float(np.exp(below_V, out=below_V).sum(dtype=np.float64)))
 
 
 def likeliest(logits_V: Logits, count: int) -> npt.NDArray[np.intp]:
@@ -231,15 +234,30 @@ def _draw(logits_V: Logits, params: SamplingParams, u: float) -> int:
     if params.top_p < 1.0:
         ids = _nucleus(logits_V, ids, params.top_p)
     kept = logits_V if ids is None else logits_V[ids]
-    below = kept.astype(np.float64) - float(kept.max())
+    below = kept - kept.max()
     if params.min_p > 0.0:
         likely = np.flatnonzero(below >= math.log(params.min_p))
         ids, below = likely if ids is None else ids[likely], below[likely]
+    # In place: each array of this size more cost 0.1 ms, which the system took to find memory for it.
     with np.errstate(over="ignore", under="ignore"):
-        shares = np.cumsum(np.exp(below / params.temperature))
-    place = int(np.searchsorted(shares, u * shares[-1], side="right"))
-    place = min(place, int(np.searchsorted(shares, shares[-1])))  # u * total may round up to the total
+        np.divide(below, max(np.float32(params.temperature), SMALLEST), out=below)
+        weights = np.exp(below, out=below)
+    place = _place(weights, u)
     return place if ids is None else int(ids[place])
+
+
+def _place(weights: npt.NDArray[np.float32], u: float) -> int:
+    """The first index up to which the weights have more than the share u of their sum; one whose weight is not 0.
+
+    Weights are summed in float64, in runs of RUN: one chain of 49,152 took 0.27 ms, this takes 0.03.
+    """
+    ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), RUN), dtype=np.float64))
+    wanted = u * float(ends[-1])
+    run = int(min(np.searchsorted(ends, wanted, side="right"), np.searchsorted(ends, ends[-1])))  # u * sum may round up
+    part = weights[run * RUN : (run + 1) * RUN]
+    before = float(ends[run - 1]) if run else 0.0
+    place = int(np.searchsorted(before + np.cumsum(part, dtype=np.float64), wanted, side="right"))
+    return run * RUN + min(place, int(np.flatnonzero(part)[-1]))
 
 
 def _nucleus(logits_V: Logits, ids: npt.NDArray[np.intp] | None, top_p: float) -> npt.NDArray[np.intp]:
@@ -248,7 +266,8 @@ def _nucleus(logits_V: Logits, ids: npt.NDArray[np.intp] | None, top_p: float) -
     Tokens so rare that all of them have less than 1 - top_p cannot be among them and are not sorted.
     """
     kept = logits_V if ids is None else logits_V[ids]
-    weights = np.exp(kept - kept.max())
+    weights = kept - kept.max()
+    np.exp(weights, out=weights)
     total = float(weights.sum(dtype=np.float64))
     common = np.flatnonzero(weights >= (1.0 - top_p) * total / len(weights) * 0.999)
     order = common[np.argsort(-weights[common], kind="stable")]
