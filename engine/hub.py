@@ -13,6 +13,7 @@ from typing import Any
 
 from tfm.engine.errors import TfmError
 from tfm.engine.files import expanded, open_file, read_text_bytes
+from tfm.engine.hub_cache import remove_damaged
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, imported, remove_other_versions
 
@@ -41,9 +42,9 @@ def resolve(
     """The checkpoint folder that ref means, downloaded or imported if it is not there yet. A path that exists wins.
 
     What is in the hub's cache is used without asking the hub; refresh asks it for something newer, and looks at every
-    byte of an import. Where tfm's cache cannot be written an import lasts as long as this process; with keep that is an
-    error. offline forbids the network (None: what HF_HUB_OFFLINE says). Raises TfmError, also for a name of no known
-    form.
+    byte of what is there. Where tfm's cache cannot be written an import lasts as long as this process; with keep that
+    is an error. offline forbids the network (None: what HF_HUB_OFFLINE says). Raises TfmError, also for a name of no
+    known form.
     """
     progress = progress or silent
     if offline is None:
@@ -120,6 +121,8 @@ def _from_hub(repo: str, revision: str | None, progress: Progress, offline: bool
     label = f"downloading {ref}"
     with _hub_faults(ref, revision):
         folder = _download(repo, revision, SMALL_FILES, label, progress)
+        if refresh and remove_damaged(folder):
+            _download(repo, folder.name, SMALL_FILES, label, progress)
         names = _weight_files(folder)
         _download(repo, folder.name, names, label, progress)
     for name in ("config.json", *names):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
 from tfm.engine.files import expanded
+from tfm.engine.hub_cache import damaged_files, ref_of_snapshot
 from tfm.engine.manifest import SOURCE_FILE, fault_of, source_of, write_manifest
 from tfm.engine.progress import Progress, silent
 from tfm.kernels.jit import cache_folder, unwritable, warn_not_kept
@@ -117,10 +118,14 @@ def _not_writable(error: OSError) -> TfmError:
 
 @contextmanager
 def explaining_damage(folder: Path) -> Iterator[None]:
-    """Add the remedy to a TfmError while a model is read, where folder is an import that is not what it was made as."""
+    """Add the remedy to a TfmError while a model is read, where folder is not what was imported or downloaded."""
     try:
         yield
     except TfmError as error:
+        snapshot = ref_of_snapshot(folder)
+        if snapshot is not None and any(damaged_files(folder)):
+            remedy = f"the hub's cache is damaged: tfm pull {shlex.quote(snapshot)} mends it"
+            raise TfmError(f"{error}; {remedy}") from error
         ref = source_of(folder)
         if ref is None or folder.parent != models_folder() or fault_of(folder, thorough=True) is None:
             raise

@@ -14,6 +14,13 @@ def commit_of(files: dict[str, bytes]) -> str:
     return hashlib.sha1(repr(sorted(files.items())).encode(), usedforsecurity=False).hexdigest()
 
 
+def digest_of(name: str, content: bytes) -> str:
+    """By which the hub names a file: SHA-256 for weights, git's own for small files."""
+    if name.endswith(".safetensors"):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
 class HubServer(ThreadingHTTPServer):
     """branches: revision name -> its files. requests: what was asked, as "METHOD path", in order.
 
@@ -83,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fault(404, "RevisionNotFound")
         return self._json(
             [
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha256(content).hexdigest()[:40]}
+                {"type": "file", "path": name, "size": len(content), "oid": digest_of(name, content)}
                 for name, content in files.items()
             ]
         )
@@ -99,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = files[name]
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()[:40]}"')
+        self.send_header("ETag", f'"{digest_of(name, content)}"')
         self.send_header("X-Repo-Commit", commit_of(files))
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(content) - first))

@@ -13,6 +13,7 @@ from gguf_files import write_gguf
 from hub_server import REPO, HubServer, commit_of
 from huggingface_hub import constants
 
+from tfm.engine import load
 from tfm.engine.errors import TfmError
 from tfm.engine.hub import resolve
 from tfm.engine.store import remove_run_folder
@@ -96,6 +97,40 @@ def test_cache_is_used_without_asking(hub: HubServer) -> None:
     assert new != old
     assert (new / "model.safetensors").read_bytes() == b"newer"
     assert resolve(REPO) == new
+
+
+@pytest.mark.parametrize("repo", [SINGLE_REPO, SHARDED_REPO], ids=["one file", "shards"])
+@pytest.mark.parametrize("damage", ["emptied", "halved", "changed"])
+def test_damaged_files_are_fetched_again(hub: HubServer, repo: dict[str, bytes], damage: str) -> None:
+    """What is in the hub's cache was taken for whole: a disk that was full left a model that no pull mended."""
+    hub.branches["main"] = repo
+    folder = resolve(REPO)
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) == len(files_in(folder)) >= len(SMALL) + 1
+    for name in names:
+        kept = {"emptied": b"", "halved": repo[name][: len(repo[name]) // 2], "changed": repo[name][:-1] + b"?"}
+        (folder / name).write_bytes(kept[damage])
+    asked = len(hub.downloads())
+    assert resolve(REPO, refresh=True) == folder
+    assert {name: (folder / name).read_bytes() for name in names} == {name: repo[name] for name in names}
+    assert sorted(hub.downloads()[asked:]) == names
+    resolve(REPO, refresh=True)
+    assert len(hub.downloads()) == asked + len(names), "what is whole is not fetched again"
+
+
+def test_damage_in_the_cache_is_told_with_its_remedy(hub: HubServer) -> None:
+    """Who read "download the file again" did so, and found the same file."""
+    folder = resolve(REPO)
+    with pytest.raises(TfmError, match="field hidden_size: found nothing") as caught:
+        load(REPO)
+    assert "tfm pull" not in str(caught.value), "the model's authors wrote it so"
+    (folder / "config.json").write_bytes(b"")
+    with pytest.raises(TfmError, match=rf"not JSON.*the hub's cache is damaged: tfm pull {REPO} mends it"):
+        load(REPO)
+    commit = commit_of(SINGLE_REPO)
+    (folder.parent.parent / "refs" / "main").write_text("0" * 40)
+    with pytest.raises(TfmError, match=rf"tfm pull {REPO}@{commit} mends it"):
+        load(f"{REPO}@{commit}")
 
 
 def test_revision(hub: HubServer) -> None:
