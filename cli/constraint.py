@@ -33,6 +33,8 @@ class ConstraintOptions:
         given = [f"--{name}" for name, value in self._values().items() if value is not None]
         if len(given) > 1:
             raise click.UsageError(f"{' and '.join(given)}: an answer has one constraint; leave the others out.")
+        if "" in (self.json_schema, self.grammar_file):
+            raise click.UsageError(f"{given[0]} is empty; a variable of the shell may not be set.")
 
     def grammar(self) -> "Grammar | None":
         """What was asked for, read from its file; None for nothing. Raises TfmError for a file that cannot be read."""
