@@ -28,6 +28,9 @@ KINDS = {
 KIND_NAMES = {str: "a text", list: "a list of messages", bool: "true, false"}
 ALLOWED = "text or ids alone; or completion or completion_ids beside prompt, messages or ids"
 SHOWN_CHARACTERS = 60
+# Tokenizers have tokens of up to so many characters, such as spaces. Each token takes 200 bytes while a text is read.
+LONGEST_TOKEN = 128
+LONG_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,11 @@ def json_line(content: dict[str, Any]) -> str:
 class RowReader:
     """How lines are read: as text, as token ids, or as JSON objects.
 
-    raw and no_special are what holds for rows that do not say it themselves.
+    raw and no_special are what holds for rows that do not say it themselves. ctx is the model's context.
     """
 
     tokenizer: "Tokenizer"
+    ctx: int
     jsonl: bool
     ids: bool
     raw: bool
@@ -112,12 +116,15 @@ class RowReader:
 
         if self.ids:
             return self._ended(id_text(self.tokenizer, parse_ids(text)))
+        self._check_length(text)
         return self._ended(plain_text(self.tokenizer, text, not self.no_special))
 
     def _object(self, row: dict[str, Any]) -> "Text":
         from tfm.engine.scored_text import answer_text, id_text, plain_text
 
         _check_kinds(row)
+        for name in ("text", "prompt", "completion"):
+            self._check_length(row.get(name) or "")
         there = [name for name in dict.fromkeys((*ALONE, *PROMPTS, *ANSWERS)) if row.get(name) is not None]
         answers = [name for name in there if name in ANSWERS]
         if len(answers) > 1 or len(there) - len(answers) != 1 or there[0] not in (PROMPTS if answers else ALONE):
@@ -144,6 +151,13 @@ class RowReader:
         except click.UsageError as error:
             raise TfmError(f"fields: {error.message}") from error
         return options.encode(self.tokenizer, row["prompt"])
+
+    def _check_length(self, text: str) -> None:
+        """Refuse what is much too long before it takes time and memory to find out in how many tokens."""
+        most = max(LONG_TEXT, LONGEST_TOKEN * (self.ctx + 1))
+        if len(text) > most:
+            allowed = f"at most {most}, with a context of {self.ctx} tokens"
+            raise TfmError("text", f"{len(text)} characters", allowed, "use --perplexity for a long text")
 
     def _ended(self, text: "Text") -> "Text":
         from tfm.engine.scored_text import ended

@@ -25,17 +25,22 @@ class Text:
 
 def plain_text(tokenizer: "Tokenizer", text: str, parse_special: bool = True) -> Text:
     """A text by itself, behind what the tokenizer puts before a text; what it puts after one is left out."""
-    own = tokenizer.encode(text, add_special=False, parse_special=parse_special)
-    whole = tokenizer.encode(text, parse_special=parse_special)
-    _check_tokens(text, own)
-    if own:
-        begin = next((i for i in range(len(whole) - len(own) + 1) if whole[i : i + len(own)] == own), 0)
-    else:
-        begin = int(bool(whole) and whole[0] == tokenizer.bos_id)
+    ids = tokenizer.encode(text, add_special=False, parse_special=parse_special)
+    _check_tokens(text, ids)
+    before = _before(tokenizer)
+    if before and ids[: len(before)] == before:  # the text brings its own, which is not counted
+        before = []
     size = len(text.encode())
-    if begin == 0 and own:
-        size = max(0, size - len(tokenizer.token_bytes(own[0])))
-    return Text([*whole[:begin], *own], begin, size)
+    if ids and not before:
+        size = max(0, size - len(tokenizer.token_bytes(ids[0])))
+    return Text([*before, *ids], len(before), size)
+
+
+def _before(tokenizer: "Tokenizer") -> list[int]:
+    """What the tokenizer puts before every text."""
+    bare, full = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
+    begins = (i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
+    return full[: next(begins, 0)]
 
 
 def id_text(tokenizer: "Tokenizer", ids: Items[int]) -> Text:

@@ -113,7 +113,7 @@ def _score_lines(output: Output, notes: Notes, file: str | None, what: ScoreOpti
     failed = count = done_bytes = 0
     with Lines(file, notes) as lines, closing(options.load(notes)) as model:
         jsonl = what.jsonl or (file is not None and file.endswith(".jsonl"))
-        reader = RowReader(model.tokenizer, jsonl, what.ids, what.raw, what.no_special, what.end)
+        reader = RowReader(model.tokenizer, model.ctx, jsonl, what.ids, what.raw, what.no_special, what.end)
         rows: deque[Row] = deque()
         for result in score(model, _texts(lines, reader, rows)):
             row = rows.popleft()
