@@ -241,12 +241,12 @@ def commit() -> str | None:
     return name.strip() + "+" * changed
 
 
-def results_file(results: Mapping[str, dict]) -> Path:
-    """results/DATE-CPU.json"""
+def results_file(results: Mapping[str, dict], folder: Path = RESULTS) -> Path:
+    """DATE-CPU.json in folder."""
     cpu = f"{results['machine']['cpu']} {results['machine']['llvm_cpu']}"
     plain = re.sub(r"\((r|tm)\)|@ *[0-9.]+ghz|\bcpu\b", " ", cpu.lower())
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
-    return RESULTS / f"{str(results['measured_at'])[:10]}-{slug}.json"
+    return folder / f"{str(results['measured_at'])[:10]}-{slug}.json"
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLASH = ("llama.cpp Q4_1, flash attention", "llama.cpp Q4_1, no flash attention")
+LOOP = "llama-cpp-python, a loop"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ ASKED: Mapping[str, tuple[Ask, ...]] = {
     "cold": (Most(10.0),),
     "help": (Most(0.15),),
     "memory": (Most(150e6),),
+    "batch mixed": (Times(2.0, (LOOP,)),),
+    "batch shared": (Times(4.0, (LOOP,)),),
 }
 
 

@@ -13,7 +13,10 @@ HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 RESULTS = HERE / "results"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-COMMANDS = "pip install -e '.[peers]'\npython benchmarks/against_peers.py\npython benchmarks/table.py"
+COMMANDS = """pip install -e '.[peers]'
+python benchmarks/against_peers.py
+python benchmarks/rows_against_loop.py
+python benchmarks/table.py"""
 PACKAGES = {
     "llama_cpp": ("llama-cpp-python",),
     "ctranslate2": ("ctranslate2",),
@@ -34,9 +37,23 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def section(results: Mapping[str, dict], name: str) -> str:
-    """What stands between the markers: the table, what was measured where, how to do it again. name is the file's."""
-    return f"{table(results)}\n\n{conditions(results, name)}\n\nTo measure again:\n\n```sh\n{COMMANDS}\n```"
+def section(results: Mapping[str, dict], name: str, rows: tuple[Mapping[str, dict], str] | None = None) -> str:
+    """What stands between the markers: the tables, what was measured where, how to do it again.
+
+    name is the file's; rows are the results of rows_against_loop.py and their file's name.
+    """
+    parts = [table(results), conditions(results, name)]
+    if rows is not None:
+        parts += [table(rows[0]), conditions_of_rows(*rows)]
+    return "\n\n".join([*parts, "To measure again:", f"```sh\n{COMMANDS}\n```"])
+
+
+def current(folder: Path = RESULTS) -> str | None:
+    """The section of the newest results; None when there are none."""
+    path, of_rows = newest(folder), newest(folder / "rows")
+    if path is None:
+        return None
+    return section(read(path), path.name, (read(of_rows), of_rows.name) if of_rows else None)
 
 
 def table(results: Mapping[str, dict]) -> str:
@@ -114,6 +131,18 @@ def conditions(results: Mapping[str, dict], name: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
+def conditions_of_rows(results: Mapping[str, dict], name: str) -> str:
+    """The same of rows_against_loop.py."""
+    text = (
+        f"Whole processes, measured {results['measured_at'][:10]} on {results['machine']['cpu']} "
+        f"({results['machine']['llvm_cpu']}) beside llama-cpp-python "
+        f"{results['versions']['llama_cpp']['llama-cpp-python']}, which is called for one row after the other; prompts "
+        f"of 16 to 512 tokens and answers of at most 8 to 128, or prompts of which 400 tokens are the same, all read "
+        f"and made tokens counted: [{name}](benchmarks/results/rows/{name})."
+    )
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def with_section(text: str, content: str) -> str:
     """text with content between its two markers. Raises ValueError where they are not there, once each and in order."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
@@ -123,11 +152,10 @@ def with_section(text: str, content: str) -> str:
 
 
 def main() -> None:
-    path = newest()
-    if path is None:
+    content = current()
+    if content is None:
         raise SystemExit(f"{RESULTS}: no results; run benchmarks/against_peers.py")
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_section(text, section(read(path), path.name)), encoding="utf-8")
+    README.write_text(with_section(README.read_text(encoding="utf-8"), content), encoding="utf-8")
 
 
 if __name__ == "__main__":
