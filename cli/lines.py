@@ -39,7 +39,7 @@ class Lines:
     def __init__(self, file: str | None, notes: "Notes") -> None:
         self._name = "stdin" if file in (None, "-") else f"file {file}"
         self._notes = notes
-        if file is None and (sys.stdin is None or os.isatty(0)):
+        if (file is None and os.isatty(0)) or (file in (None, "-") and sys.stdin is None):
             raise click.UsageError("No text: give FILE, or lines on stdin.")
         self._descriptor = os.dup(0) if file in (None, "-") else self._open(file)
         status = os.fstat(self._descriptor)

@@ -388,6 +388,7 @@ def test_no_text_at_all(parrot: Path) -> None:
             done = run("score", "-m", parrot, *arguments, stdin=its_end)
             assert (done.returncode, done.stdout) == (2, b"")
             assert shell(f"tfm score -m {parrot} {' '.join(arguments)} <&-").returncode == 2
+        assert shell(f"tfm score -m {parrot} - <&-").returncode == 2
     finally:
         os.close(terminal)
         os.close(its_end)
