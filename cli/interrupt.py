@@ -9,7 +9,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 GRACE_S = 1.0
@@ -34,6 +36,32 @@ def listen(last_words: Callable[[], None]) -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reader, last_words), daemon=True).start()
     signal.signal(signal.SIGINT, _interrupt)
+
+
+@dataclass
+class Wish:
+    """Whether Ctrl-C was pressed since somebody set it to False."""
+
+    to_stop: bool = False
+
+
+@contextmanager
+def noted() -> Iterator[Wish]:
+    """Inside, Ctrl-C ends nothing and is only noted; whoever works looks for it between two steps.
+
+    What is inside may set handlers of its own, as prompt-toolkit does while it waits for a key.
+    """
+    wish = Wish()
+    if signal.getsignal(signal.SIGINT) is not _interrupt:  # ignored
+        yield wish
+        return
+    watched = signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, lambda number, frame: setattr(wish, "to_stop", True))
+    try:
+        yield wish
+    finally:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,163 @@
+"""Where a person types: editing, history across runs, messages of several lines, completion of commands."""
+
+import os
+import stat
+import termios
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import platformdirs
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from tfm.cli.output import Notes
+
+MARK, MORE = "> ", ". "  # before the first line of a message and before the others
+MENU_LINES = 6
+
+
+class Prompt:
+    """Asks for one message or command after the other; commands and file_commands are for completion."""
+
+    def __init__(self, commands: Sequence[str], file_commands: Sequence[str], notes: Notes) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            message=FormattedText([("bold", MARK)]), multiline=True, prompt_continuation=MORE,
+            history=_open_history(notes), completer=_Commands(commands, file_commands), key_bindings=_keys(),
+            complete_while_typing=True, reserve_space_for_menu=MENU_LINES, enable_suspend=True,
+        )  # fmt: skip
+
+    def ask(self) -> str:
+        """What was typed. Raises EOFError for Ctrl-D at an empty prompt, KeyboardInterrupt for Ctrl-C."""
+        return self._session.prompt()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stood there when `ask` ended."""
+        return not self._session.default_buffer.text
+
+
+@contextmanager
+def keys_kept() -> Iterator[None]:
+    """What is typed during an answer is not shown in it, and stands at the next prompt as it was typed.
+
+    Else the terminal would make a line feed of Enter, and so of a message that was sent one that goes on.
+    """
+    before = termios.tcgetattr(0)
+    during = termios.tcgetattr(0)
+    during[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+    during[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)  # Ctrl-C stays a signal
+    termios.tcsetattr(0, termios.TCSADRAIN, during)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def _keys() -> KeyBindings:
+    """Enter sends; Alt-Enter and Ctrl-J begin a new line. What is pasted comes with its line breaks as one text."""
+    keys = KeyBindings()
+    at_message = has_focus(DEFAULT_BUFFER)  # and not in a search
+
+    @keys.add("enter", filter=at_message)
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=at_message)
+    @keys.add("c-j", filter=at_message)
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+class _Commands(Completer):
+    """The names of commands at the start of a text, and of files after those that take one."""
+
+    def __init__(self, commands: Sequence[str], file_commands: Sequence[str]) -> None:
+        self._commands, self._file_commands = commands, file_commands
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        word, space, rest = text.partition(" ")
+        if not text.startswith("/") or "\n" in text:
+            return
+        if not space:
+            yield from (Completion(name, -len(word)) for name in self._commands if name.startswith(word))
+        elif word in self._file_commands:
+            yield from self._paths.get_completions(Document(rest.lstrip()), complete_event)
+
+
+def history_path() -> Path | None:
+    """Where the history is kept; None for a user without a home."""
+    try:
+        folder = Path(platformdirs.user_data_dir("tfm", appauthor=False)).expanduser()
+    except RuntimeError:
+        return None
+    return None if folder.parts[:1] == ("~",) else folder / "chat-history"
+
+
+def _open_history(notes: Notes) -> History:
+    """The history of all runs, for its owner's eyes only; that of this run alone where no file can be kept."""
+    path = history_path()
+    if path is None:
+        notes.note("history: not kept, since this user has no home folder")
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+        try:
+            found = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(found):
+                raise OSError(0, "no regular file")
+            if found & 0o077:
+                os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        notes.note(f"history: not kept, since {path} cannot be written: {error.strerror}")
+        return InMemoryHistory()
+    return _KeptHistory(path, notes)
+
+
+class _KeptHistory(FileHistory):
+    """A file to which several processes add: each text in one write, so that they do not mix.
+
+    A disk that is full, or a text that UTF-8 cannot hold, is no reason to end a conversation.
+    """
+
+    def __init__(self, path: Path, notes: Notes) -> None:
+        super().__init__(path)
+        self._path, self._notes, self._is_told = path, notes, False
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return list(super().load_history_strings())
+        except OSError as error:
+            self._tell(error)
+            return []
+
+    def store_string(self, string: str) -> None:
+        lines = "".join(f"+{line}\n" for line in string.split("\n"))
+        data = f"\n# {datetime.now()}\n{lines}".encode(errors="replace")
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._notes.note(f"history: not kept, since {self._path} cannot be used: {error.strerror}")

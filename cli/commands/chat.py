@@ -1,0 +1,141 @@
+"""tfm chat: a conversation, on a terminal or line by line."""
+
+import os
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tfm.cli.constraint import ConstraintOptions, constraint_options
+from tfm.cli.options import (
+    Command,
+    ModelOptions,
+    SamplingOptions,
+    group,
+    model_options,
+    quiet_option,
+    sampling_options,
+)
+from tfm.cli.output import Notes, Output
+from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
+from tfm.cli.values import TEXT, WholeType
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from tfm.cli.chat_turns import Turns
+    from tfm.engine.cache import Sequence
+    from tfm.engine.conversation import Conversation
+    from tfm.engine.model import Model
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What the model is told, and how much it may answer."""
+
+    system: str | None
+    max_tokens: int
+    stop: tuple[str, ...]
+    speculate: int
+    verbose: bool
+
+    def check(self) -> None:
+        """Raises UsageError for options that make no sense."""
+        if "" in self.stop:
+            raise click.UsageError("--stop needs at least one character.")
+
+
+chat_options = group("chat", ChatOptions, [
+    click.option("-s", "--system", type=TEXT, help="What the model is told before the conversation."),
+    click.option(
+        "-n", "--max-tokens", type=WholeType(1), default=1024, show_default=True, metavar="N",
+        help="Most tokens of an answer.",
+    ),
+    click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
+    click.option(
+        "--speculate", type=WholeType(0), default=0, show_default=True, metavar="N",
+        help="Propose N tokens at a time from what was said: the same text, faster where it repeats itself.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Tokens and speed of each turn on stderr."),
+])  # fmt: skip
+
+
+@click.command("chat", cls=Command)
+@chat_options
+@constraint_options
+@sampling_options
+@prompt_cache_options
+@model_options
+@quiet_option
+@click.pass_obj
+def command(
+    output: Output,
+    chat: ChatOptions,
+    constraint: ConstraintOptions,
+    sampling: SamplingOptions,
+    cache: PromptCacheOptions,
+    model: ModelOptions,
+    quiet: bool,
+) -> None:
+    """Talk with a model, which remembers what was said.
+
+    \b
+    Examples:
+      echo "Name three colours." | tfm chat
+      tfm chat -n 80 -s "Answer in one sentence." < notes.txt
+      tfm chat --temperature 0.8 --seed 1 < notes.txt > answers.txt
+
+    Without a pipe, tfm chat asks for messages: Enter sends, /help tells what else there is, Ctrl-C stops an answer,
+    Ctrl-D leaves. In a pipe each line of stdin is a message, whatever it begins with, and each answer is printed with a
+    newline behind it.
+    """
+    chat.check()
+    constraint.check()
+    sampling.given()
+    cache.check()
+    with Notes(quiet) as notes:
+        _need_template(model.ref)
+        grammar = constraint.grammar()
+        with closing(model.load(notes)) as loaded, cache.sequence(loaded) as sequence:
+            from tfm.cli.chat_turns import Turns
+            from tfm.engine.conversation import AnswerSettings
+
+            params = sampling.params(loaded, notes)
+            settings = AnswerSettings(chat.max_tokens, params, chat.stop, chat.speculate, grammar)
+            conversation = _begin(loaded, chat.system, sequence)
+            _converse(Turns(conversation, settings, output, notes, constraint, cache, chat.verbose))
+
+
+def _need_template(ref: str) -> None:
+    """Refuse a folder without a chat template before anything is loaded from it."""
+    from tfm.engine.conversation import require_template
+    from tfm.engine.files import expanded
+
+    path = expanded(ref)
+    if path.is_dir():
+        require_template(path)
+
+
+def _begin(model: "Model", system: str | None, sequence: "Sequence") -> "Conversation":
+    from tfm.engine.conversation import Conversation
+
+    try:
+        return Conversation(model, system, sequence)
+    except TfmError as error:
+        raise error if system is None else TfmError(f"--system: {error}") from error
+
+
+def _converse(turns: "Turns") -> None:
+    """On a terminal, or line by line."""
+    stdin_is_terminal = sys.stdin is not None and os.isatty(0)
+    if stdin_is_terminal and turns.output.is_terminal:
+        from tfm.cli.chat_session import Session
+
+        Session(turns).run()
+        return
+    from tfm.cli.chat_lines import answer_lines
+
+    if stdin_is_terminal:
+        turns.notes.note("stdout is no terminal: each line is a message, and Ctrl-D ends the conversation")
+    answer_lines(turns)
