@@ -21,10 +21,22 @@ SHOW_CURSOR = b"\x1b[?25h"
 LONG_S = 0.5  # work that takes longer than this is told of
 
 
+def encoded(text: str, errors: str) -> bytes:
+    """text in UTF-8. Half surrogates, which a locale that knows no UTF-8 makes of a name, become its bytes again.
+
+    errors says what is written for those that are no UTF-8 after all.
+    """
+    with suppress(UnicodeEncodeError):
+        return text.encode()
+    with suppress(UnicodeEncodeError):
+        text = text.encode(errors="surrogateescape").decode(errors=errors)
+    return text.encode(errors=errors)
+
+
 def say(line: str) -> None:
     """A line on stderr. If nobody can read it, then nobody can."""
     try:
-        _write_all(2, f"{line}\n".encode(errors="backslashreplace"))
+        _write_all(2, encoded(f"{line}\n", "backslashreplace"))
     except OSError:
         return
 
@@ -59,7 +71,7 @@ class Output:
         if sys.stdout is None:
             raise TfmError("stdout", "closed", "a file, a pipe or a terminal to write the result to")
         try:
-            _write_all(1, text.encode(errors="replace"))
+            _write_all(1, encoded(text, "replace"))
         except BrokenPipeError:
             raise
         except OSError as error:
