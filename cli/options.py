@@ -90,6 +90,11 @@ model_option = click.option(
     "$TFM_MODEL changes the default.",
 )  # fmt: skip
 threads_option = click.option("--threads", type=WholeType(1), metavar="N", help="Processors to use; default: all.")
+speculate_option = click.option(
+    "--speculate", type=WholeType(0), default=0, show_default=True, metavar="N",
+    help="Guess up to N tokens from the text so far and check them in one step: the same text, sooner where it repeats "
+    "itself.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -362,3 +362,14 @@ def test_default_model(parrot: Path, default_model_folder: Path) -> None:
     answer = object_of("-n", "12", "Explain in one sentence why the sky is blue.")
     assert answer["text"].startswith("The sky is blue because")
     assert (answer["model"], answer["finish_reason"], answer["completion_tokens"]) == ("smollm2-135m", "length", 12)
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", "0.15", "--seed", "3")])
+def test_speculation_prints_the_same(endless_parrot: Path, options: tuple[str, ...]) -> None:
+    """Guards against proposed tokens that reach the text without being what would have been chosen."""
+    base = ("-m", endless_parrot, "--raw", "-n", "50", *options)
+    plain = run("generate", *base, "\n")
+    assert plain.returncode == 0
+    assert len(plain.stdout) > 15
+    for count in ("1", "7", "600"):
+        assert run("generate", *base, "--speculate", count, "\n").stdout == plain.stdout

@@ -20,6 +20,7 @@ from tfm.cli.options import (
     model_options,
     quiet_option,
     sampling_options,
+    speculate_option,
     text_options,
 )
 from tfm.cli.output import Notes, Output, say
@@ -81,6 +82,7 @@ answer_options = group("shape", AnswerOptions, [
 @constraint_options
 @sampling_options
 @prompt_cache_options
+@speculate_option
 @model_options
 @quiet_option
 @click.pass_obj
@@ -92,6 +94,7 @@ def command(
     constraint: ConstraintOptions,
     sampling: SamplingOptions,
     cache: PromptCacheOptions,
+    speculate: int,
     model: ModelOptions,
     quiet: bool,
 ) -> None:
@@ -125,7 +128,7 @@ def command(
             wanted = start(grammar, loaded, ids)
             made = loaded.generate(
                 ids, shape.max_tokens, params, shape.stop, shape.logprobs or 0,
-                progress=reading.progress, sequence=sequence, constraint=wanted,
+                progress=reading.progress, sequence=sequence, constraint=wanted, speculate=speculate,
             )  # fmt: skip
             answer = Answer(begun_s, loaded_s, len(ids), cached_tokens=cache.restore(loaded, sequence, ids))
             tokens = answer.follow(reading.follow(made))
