@@ -36,12 +36,12 @@ def encoded(text: str, errors: str) -> bytes:
 def say(line: str) -> None:
     """A line on stderr. If nobody can read it, then nobody can."""
     try:
-        _write_all(2, encoded(f"{line}\n", "backslashreplace"))
+        write_all(2, encoded(f"{line}\n", "backslashreplace"))
     except OSError:
         return
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     """Also where the other end does not want to be waited for (O_NONBLOCK, which a pipe may inherit)."""
     rest = memoryview(data)
     while rest:
@@ -57,6 +57,7 @@ class Output:
     def __init__(self) -> None:
         self._held: list[str] = []
         self._owed: Callable[[], str] | None = None
+        self.at_stop: Callable[[], None] | None = None  # what else is to be done when the process is stopped
         self._at_line_start = True
         self._lock = threading.Lock()
 
@@ -71,7 +72,7 @@ class Output:
         if sys.stdout is None:
             raise TfmError("stdout", "closed", "a file, a pipe or a terminal to write the result to")
         try:
-            _write_all(1, encoded(text, "replace"))
+            write_all(1, encoded(text, "replace"))
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -123,8 +124,10 @@ class Output:
         with suppress(OSError, TfmError):
             self.release()
             self._pay()
+            if self.at_stop is not None:
+                self.at_stop()
         if sys.stderr is not None and os.isatty(2):
-            _write_all(2, b"\n" + SHOW_CURSOR)
+            write_all(2, b"\n" + SHOW_CURSOR)
 
 
 class Notes:
@@ -146,8 +149,11 @@ class Notes:
         if self._stage is None or not self._stage.print_above(f"tfm: {text}"):
             say(f"tfm: {text}")
 
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """The engine's Progress. Work is told of when it has taken LONG_S: by a bar on a terminal, else by one line."""
+    def progress(self, label: str, done: int, total: int | None, detail: str = "") -> None:
+        """The engine's Progress. Work is told of when it has taken LONG_S: by a bar on a terminal, else by one line.
+
+        detail stands behind the label, and may change.
+        """
         if self.quiet:
             return
         with self._lock:
@@ -158,12 +164,12 @@ class Notes:
                 return
             if self._stage is None:
                 self._stage = _Stage(label, self.is_terminal, self._told)
-            self._stage.update(done, total)
+            self._stage.update(done, total, detail)
 
-    def asked_for(self, label: str, done: int, total: int | None) -> None:
+    def asked_for(self, label: str, done: int, total: int | None, detail: str = "") -> None:
         """The Progress of work that is the command itself: a bar on a terminal; a pipe is told nothing of it."""
         if self.is_terminal:
-            self.progress(label, done, total)
+            self.progress(label, done, total, detail)
 
     def __enter__(self) -> Self:
         self._warnings = warnings.catch_warnings()
@@ -186,6 +192,7 @@ class _Stage:
     def __init__(self, label: str, is_terminal: bool, told: set[str]) -> None:
         self.label, self._is_terminal, self._told = label, is_terminal, told
         self._done, self._total = 0, None  # type: tuple[int, int | None]
+        self._shown_label = label
         self._ended = False
         self._bar: Bar | None = None
         self._task: TaskID | None = None
@@ -194,11 +201,12 @@ class _Stage:
         self._timer.daemon = True
         self._timer.start()
 
-    def update(self, done: int, total: int | None) -> None:
+    def update(self, done: int, total: int | None, detail: str = "") -> None:
         with self._lock:
             self._done, self._total = done, total
+            self._shown_label = f"{self.label} {detail}" if detail else self.label
             if self._bar is not None and self._task is not None:
-                self._bar.update(self._task, completed=done, total=self._shown_total())
+                self._bar.update(self._task, completed=done, total=self._shown_total(), description=self._shown_label)
 
     def print_above(self, text: str) -> bool:
         """Print a line over the bar; False when there is no bar."""
@@ -233,5 +241,5 @@ class _Stage:
 
             columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self.label, completed=self._done, total=self._shown_total())
+            self._task = self._bar.add_task(self._shown_label, completed=self._done, total=self._shown_total())
             self._bar.start()

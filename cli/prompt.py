@@ -51,10 +51,13 @@ class PromptOptions:
         return ids
 
 
-prompt_options = group("prompt", PromptOptions, [
+chat_options = [
     click.option("-s", "--system", type=TEXT, help="What the model is told before the prompt."),
     click.option("--prefill", type=TEXT, help="The start of the answer, for the model to go on from."),
     click.option("--raw", is_flag=True, help="Continue the text as it is, without the model's chat template."),
     click.option("--no-special", is_flag=True, help="With --raw: names of control tokens in the text are only text."),
+]  # fmt: skip
+prompt_options = group("prompt", PromptOptions, [
+    *chat_options,
     click.option("--ids", is_flag=True, help="The prompt is token ids, and so is the answer."),
 ])  # fmt: skip

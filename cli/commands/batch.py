@@ -1,0 +1,189 @@
+"""tfm batch: rows of JSON in, rows of JSON out."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tfm.cli.constraint import ConstraintOptions, constraint_options
+from tfm.cli.options import Command, ModelOptions, SamplingOptions, group, model_options, quiet_option, sampling_options
+from tfm.cli.output import Notes, Output, say
+from tfm.cli.prompt import PromptOptions, chat_options
+from tfm.cli.row_source import RowSource
+from tfm.cli.values import TEXT, WholeType
+from tfm.engine.errors import TfmError
+
+if TYPE_CHECKING:
+    from tfm.cli.batch_run import BatchRun
+    from tfm.cli.row_file import RowFile, RowStream
+    from tfm.cli.rows import Defaults
+    from tfm.engine.batch import Batch
+    from tfm.engine.constraint import Grammar
+    from tfm.engine.model import Model
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What holds for rows that do not say otherwise."""
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    logprobs: int | None
+    system: str | None
+    prefill: str | None
+    raw: bool
+    no_special: bool
+
+    @property
+    def prompt(self) -> PromptOptions:
+        return PromptOptions(self.system, self.prefill, self.raw, self.no_special, ids=False)
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        self.prompt.check()
+        if "" in self.stop:
+            raise click.UsageError("--stop needs at least one character.")
+
+    def defaults(self, model: "Model", sampling: SamplingOptions, grammar: "Grammar | None") -> "Defaults":
+        from tfm.cli.rows import Defaults
+        from tfm.engine.sampling import SamplingParams
+
+        params = SamplingParams.from_folder(model.folder, **sampling.given())
+        has_seed = sampling.seed is not None
+        return Defaults(self.prompt, self.max_tokens, self.stop, self.logprobs, params, has_seed, grammar)
+
+
+row_options = group("shape", RowOptions, [
+    *chat_options,
+    click.option(
+        "-n", "--max-tokens", type=WholeType(0), default=1024, show_default=True, metavar="N",
+        help="Most tokens of an answer.",
+    ),
+    click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
+    click.option(
+        "--logprobs", type=WholeType(0), metavar="K",
+        help="Each token with its log-probability, and the K likeliest in its place.",
+    ),
+])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the rows are run; none of it changes an answer."""
+
+    out: str | None
+    slots: int | None
+    unordered: bool
+    no_prefix_sharing: bool
+    speculate: int
+    verbose: bool
+
+    def batch(self, model: "Model") -> "Batch":
+        from tfm.engine.batch import SLOTS, Batch
+
+        slots = SLOTS if self.slots is None else self.slots
+        return Batch(model, slots, share_prefixes=not self.no_prefix_sharing, speculate=self.speculate)
+
+
+run_options = group("how", RunOptions, [
+    click.option(
+        "-o", "--output", "out", metavar="OUT",
+        help="Append the answers to this file; run again, what is there is skipped. Default: stdout.",
+    ),
+    click.option("--unordered", is_flag=True, help="Write answers as they finish, not in the order of their rows."),
+    click.option("--slots", type=WholeType(1), metavar="N", help="Rows that are decoded together; default: 32."),
+    click.option("--no-prefix-sharing", is_flag=True, help="Compute what prompts begin with anew for each row."),
+    click.option(
+        "--speculate", type=WholeType(0), default=0, show_default=True, metavar="N",
+        help="Guess up to N tokens of a row from its text and check them in one step.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Timings and memory on stderr, at the end."),
+])  # fmt: skip
+
+
+@click.command("batch", cls=Command)
+@click.argument("file", required=False, metavar="[FILE]")
+@run_options
+@row_options
+@sampling_options
+@constraint_options
+@model_options
+@quiet_option
+@click.pass_obj
+def command(
+    output: Output,
+    file: str | None,
+    how: RunOptions,
+    shape: RowOptions,
+    sampling: SamplingOptions,
+    constraint: ConstraintOptions,
+    model: ModelOptions,
+    quiet: bool,
+) -> None:
+    """Answer every row of FILE, or of stdin, many at once.
+
+    \b
+    Examples:
+      printf '{"prompt": "Name a fruit."}\\n{"prompt": "Name a city."}\\n' | tfm batch -n 8
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "Reply with one word." -n 4 | jq -r .text
+      printf '{"prompt": "Hi"}\\n' > rows.jsonl && tfm batch rows.jsonl -n 8 -o out.jsonl && cat out.jsonl
+
+    A row is a line with a JSON object: {"prompt": ...}, {"messages": [...]} or {"ids": [...]}, with "id" and any of
+    the options below about answers, by their names with underscores; they come before those of the command. Each row
+    gives one row, the object of tfm generate --json without timings, or {"id", "line", "key", "error"}.
+
+    With -o the same command goes on after a break where it ended, whatever ended it.
+    """
+    begun_s = time.perf_counter()
+    shape.check()
+    sampling.given()
+    constraint.check()
+    grammar = constraint.grammar()
+    with Notes(quiet) as notes, RowSource(file, notes) as source:
+        from tfm.cli.batch_run import BatchRun
+        from tfm.cli.row_file import open_rows
+
+        with open_rows(how.out, output, source) as rows, closing(model.load(notes)) as loaded:
+            loaded_s = time.perf_counter()
+            defaults = shape.defaults(loaded, sampling, grammar)
+            run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
+            stopped = _once(lambda: _stop(run, rows, notes))
+            output.at_stop = stopped
+            with closing(how.batch(loaded)) as batch:
+                try:
+                    run.run(batch)
+                except KeyboardInterrupt:
+                    stopped()
+                    raise
+                finally:
+                    output.at_stop = None
+                if how.verbose:
+                    say(f"tfm: load    {loaded_s - begun_s:.2f} s, {loaded.threads} threads")
+                    for line in run.report(batch):
+                        say(f"tfm: {line}")
+    if run.errors:
+        raise TfmError(f"{run.errors} of {run.answered} rows have no answer but an error; the first: {run.first_error}")
+
+
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    """act, at the first call; another thread may make the second."""
+    first = threading.Lock()
+
+    def call() -> None:
+        if first.acquire(blocking=False):
+            act()
+
+    return call
+
+
+def _stop(run: "BatchRun", rows: "RowFile | RowStream", notes: Notes) -> None:
+    """What is done and said when Ctrl-C ends the run."""
+    from tfm.cli.row_file import RowFile
+
+    run.release()
+    if isinstance(rows, RowFile):
+        notes.note(f"stopped: {run.answered} rows have their answer; run the same command again to go on")

@@ -1,0 +1,157 @@
+"""OUT, the file of answers: appended to row by row, by one run at a time, and gone on with by the next.
+
+A row is in the file, or it is not: one that is cut off (a killed process, a full disk) is taken out before the next is
+written. Nothing else is ever taken out.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tfm.cli.output import Output, write_all
+from tfm.cli.resume import Done, Expected, match, match_in_order
+from tfm.cli.row_order import Waiting, lock
+from tfm.cli.row_source import RowSource
+from tfm.cli.written import read_written
+from tfm.engine.errors import TfmError
+
+SAME_AGAIN = "make room, then run the same command again: it goes on from here"
+OTHER_FILE = "write to another one"
+
+
+class RowFile:
+    """A regular file to write answers to; use it in `with`. Raises TfmError where another run has it.
+
+    A file that was made for this run and got no row is taken away, if the run fails.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._path = Path(os.path.realpath(name))
+        self._is_new = not self._path.exists()
+        self._descriptor = self._open()
+        self.status = os.fstat(self._descriptor)
+        self._end = self.status.st_size
+        try:
+            self.waiting = Waiting(Path(f"{self._path}.waiting"))
+        except TfmError:
+            os.close(self._descriptor)
+            raise
+
+    def _open(self) -> int:
+        while True:
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                do = "check its folder and your rights there"
+                raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=do) from error
+            try:
+                lock(descriptor, self.name)
+                if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
+                    return descriptor
+            except FileNotFoundError:
+                pass
+            except TfmError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # another run took it away between open and lock
+
+    @property
+    def has_rows(self) -> bool:
+        return self._end > 0
+
+    def resume(self, expected: Callable[[], Iterator[Expected]], in_order: bool) -> Done:
+        """What is there already. Raises TfmError, and changes nothing, where the file holds anything but answers of
+        these rows; in_order they must be the first ones in order."""
+        if not self._end:
+            return Done()
+        name = f"file {self.name}"
+        with open(self._path, "rb") as file:
+            done = (match_in_order if in_order else match)(name, read_written(name, file), expected)
+        if done.cut is not None:
+            self._end -= done.cut.size_bytes
+            os.ftruncate(self._descriptor, self._end)
+        self.waiting.forget(lambda line: line in done)
+        return done
+
+    def append(self, row: str) -> None:
+        """Write a row, whole. Raises TfmError where that fails; the file is then as it was."""
+        data = memoryview(f"{row}\n".encode())
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
+        self._end += written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.waiting.close(is_needed=error is not None)
+        if error is not None and self._is_new and not self._end:
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+class RowStream:
+    """stdout, a pipe, a terminal: rows that are there cannot be gone on with. Use it in `with`."""
+
+    def __init__(self, append: Callable[[str], None], descriptor: int | None = None) -> None:
+        self.append = append
+        self.waiting = Waiting(None)
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls, name: str) -> Self:
+        """What is no regular file, by its name. Waits for the reader of a named pipe."""
+        try:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TfmError(f"file {name}: cannot be written", error.strerror) from error
+
+        def append(row: str) -> None:
+            try:
+                write_all(descriptor, f"{row}\n".encode())
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise TfmError(f"file {name}: cannot be written", error.strerror) from error
+
+        return cls(append, descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.waiting.close(is_needed=False)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def open_rows(name: str | None, output: Output, source: RowSource) -> RowFile | RowStream:
+    """Where answers go: the file or stream of this name, or stdout for None and "-"."""
+    there = None
+    if name not in (None, "-"):
+        with suppress(OSError, ValueError):  # what is wrong is told where it is opened
+            there = os.stat(name)
+    is_stdout = name in (None, "-") or (there is not None and os.path.samestat(there, os.fstat(1)))
+    target = os.fstat(1) if is_stdout else there
+    if target is not None and stat.S_ISREG(target.st_mode) and os.path.samestat(target, source.status):
+        raise TfmError("stdout" if is_stdout else f"file {name}", "the file that rows are read from", do=OTHER_FILE)
+    if name is None or is_stdout:
+        return RowStream(output.write_line)
+    if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
+        return RowStream.open(name)
+    return RowFile(name)

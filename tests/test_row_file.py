@@ -1,0 +1,405 @@
+"""The file of answers: whole rows only, one writer, and what an earlier run has left."""
+
+import os
+import random
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tfm.cli import row_order
+from tfm.cli.output import Notes
+from tfm.cli.resume import Done, Expected
+from tfm.cli.row_file import RowFile
+from tfm.cli.row_order import Turns, Waiting
+from tfm.cli.row_source import RowSource
+from tfm.cli.written import read_written, row_begin, row_text
+from tfm.engine.errors import TfmError
+
+ROWS = 12
+
+
+def answer(line: int, run: int = 0) -> str:
+    """The answer to a line; ids of every kind, one with what looks like the rest of a row."""
+    ids = (None, line, 1.5, f'"}}, "line": {line}, "key": "\\', "é🙂\u2028")
+    content = {"error": f"no {line}"} if line % 5 == 4 else {"text": "é\n" * line}
+    return row_text(ids[line % 5], line, key(line, run), content)
+
+
+def key(line: int, run: int = 0) -> str:
+    return f"{line + 1000 * run:016x}"
+
+
+def expected(lines: Iterator[int] | range, run: int = 0) -> Iterator[Expected]:
+    for line in lines:
+        begin = answer(line, run).encode()
+        end = begin.index(b'"error": ' if line % 5 == 4 else b'"text": ', begin.rindex(b'"key": '))
+        yield Expected(line, key(line, run), lambda begin=begin, end=end: begin[:end])
+
+
+def resume(path: Path, lines: range = range(1, ROWS + 1), in_order: bool = True, run: int = 0) -> Done:
+    with RowFile(str(path)) as rows:
+        return rows.resume(lambda: expected(lines, run), in_order)
+
+
+def whole(lines: range) -> bytes:
+    return "".join(f"{answer(line)}\n" for line in lines).encode()
+
+
+# ------------------------------------------------------------------------------------------------ going on
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_cut_at_every_byte(tmp_path: Path, in_order: bool) -> None:
+    """A run may be killed after any byte: the rows that are whole stay, and nothing else."""
+    path, content = tmp_path / "out", whole(range(1, 6))
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        done = resume(path, in_order=in_order)
+        rows = content[:size].count(b"\n")
+        assert [line for line in range(1, ROWS + 1) if line in done] == list(range(1, rows + 1))
+        assert path.read_bytes() == whole(range(1, rows + 1))
+        assert (done.count, done.errors, done.first_error) == (rows, int(rows > 3), "line 4: no 4" if rows > 3 else "")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"notes", 1),
+        (b"a text\nof lines\n", 1),
+        (b'{"id": 1, "prompt": "Hi"}', 1),
+        (b'{"id": 1, "prompt": "Hi"}\n', 1),
+        (b'{"id"', 1),
+        (b"\n", 1),
+        (b"\0\0\0\0", 1),
+        (whole(range(1, 3)) + b"\n", 3),
+        (whole(range(1, 3)) + b"x", 3),
+        (whole(range(1, 3)) + answer(3).encode()[:-3] + b"\n", 3),
+        (whole(range(1, 3)) + answer(4, run=1).encode() + b"\n", 3),
+        (whole(range(1, 3)) + answer(4, run=1).encode()[:-1], 3),
+        (whole(range(1, ROWS + 2)), ROWS + 1),
+        (whole(range(1, ROWS + 1)) + b"{", ROWS + 1),
+        (whole(range(1, 3)) + whole(range(2, 3)), 3),
+    ],
+)
+def test_other_content_is_refused_and_kept(tmp_path: Path, content: bytes, line: int, in_order: bool) -> None:
+    """-o with the name of another file took its last line, or all of it."""
+    path = tmp_path / "out"
+    path.write_bytes(content)
+    if content == b'{"id"':
+        assert resume(path, in_order=in_order).count == 0  # the begin of every answer, and so of the first
+        return
+    with pytest.raises(TfmError, match=rf"^file {path}: line {line}: found .*; give another -o, or remove this file$"):
+        resume(path, in_order=in_order)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_answers_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Answers by other options or another model were taken for those of this one."""
+    path = tmp_path / "out"
+    path.write_bytes(whole(range(1, 4)))
+    for in_order in (True, False):
+        with pytest.raises(TfmError, match=f"line 1: found key {key(1)}: of another row, or with other options"):
+            resume(path, in_order=in_order, run=1)
+
+
+def test_order(tmp_path: Path) -> None:
+    """What was written as it finished is not the begin of what is written in order; and the other way round it is."""
+    path, mixed = tmp_path / "out", [3, 1, 2, 9]
+    path.write_text("".join(f"{answer(line)}\n" for line in mixed), encoding="utf-8")
+    with pytest.raises(TfmError, match=f"line 1: found key {key(3)}"):
+        resume(path)
+    done = resume(path, in_order=False)
+    assert [line for line in range(1, ROWS + 1) if line in done] == sorted(mixed)
+    path.write_bytes(whole(range(1, 4)))
+    assert resume(path, in_order=False).count == 3
+
+
+def test_blank_lines_have_no_answer(tmp_path: Path) -> None:
+    """Lines without a row between others were taken for rows that are missing."""
+    path, lines = tmp_path / "out", range(1, ROWS, 3)
+    path.write_text("".join(f"{answer(line)}\n" for line in (1, 4, 7)), encoding="utf-8")
+    done = resume(path, lines)
+    assert (done.count, 7 in done, 10 in done) == (3, True, False)
+
+
+def test_many_rows_read_fast(tmp_path: Path) -> None:
+    """Rows longer than a piece that is read at once, and many in one piece."""
+    path = tmp_path / "out"
+    texts = ["x" * size for size in (0, 70_000, 3, 1 << 20, *[9] * 20_000)]
+    rows = [row_text(None, line, key(line), {"text": text}) for line, text in enumerate(texts, 1)]
+    path.write_text("\n".join(rows) + "\n")
+    with path.open("rb", buffering=0) as file:
+        found = [(row.line, row.size_bytes) for row in read_written("file", file)]
+    assert found == [(line, len(row) + 1) for line, row in enumerate(rows, 1)]
+
+
+# ------------------------------------------------------------------------------------------------ one writer
+
+
+HOLD = "import sys; from tfm.cli.row_file import RowFile; rows = RowFile(sys.argv[1]); print(1, flush=True); input()"
+
+
+def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
+    """Two runs at once made one file of both; after one was killed the file stayed locked."""
+    path = tmp_path / "out"
+    (tmp_path / "link").symlink_to(path)
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for name in (path, tmp_path / "link"):
+            with pytest.raises(TfmError, match=f"^file {name}: found another tfm batch that writes it; wait"):
+                RowFile(str(name))
+        os.remove(path)  # then the file of waiting rows is still the other's
+        with pytest.raises(TfmError, match=f"^file {path}.waiting: found another tfm batch"):
+            RowFile(str(path))
+        other.kill()
+    with RowFile(str(path)) as rows:
+        rows.append(answer(1))
+    assert path.read_bytes() == whole(range(1, 2))
+
+
+def test_file_that_got_nothing_is_taken_away(tmp_path: Path) -> None:
+    """A run that could not begin left an empty file, or took one away that had been there."""
+    for content in (None, b""):
+        path = tmp_path / "out"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(TfmError), RowFile(str(path)):
+            raise TfmError("model")
+        assert path.exists() == (content is not None)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with RowFile(str(tmp_path / "empty")):
+        pass
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["", "no/file", "folder"])
+def test_files_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TfmError, match=r"^file .*: cannot be written: found .*; check its folder"):
+        RowFile(str(tmp_path / name) if name else "")
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """A row that did not fit stayed there in part."""
+    import resource
+
+    path = tmp_path / "out"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = len(whole(range(1, 4))) + 5
+    told = f"^file {path}: cannot be written: found File too large; make room"
+    with RowFile(str(path)) as rows:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            for line in range(1, 4):
+                rows.append(answer(line))
+            with pytest.raises(TfmError, match=told):
+                rows.append(answer(4))
+            turns = Turns(rows.append, rows.waiting, in_order=True)
+            turns.begin(1)
+            turns.begin(2)
+            with pytest.raises(TfmError, match=rf"^file {path}.waiting: cannot be written: found File too large"):
+                turns.finish(2, "x" * 2 * size)
+            turns.finish(2, answer(2))
+            assert rows.waiting.read(2) == answer(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == whole(range(1, 4))
+
+
+# ------------------------------------------------------------------------------------------------ order
+
+
+def shuffled(seed: int, slots: int, count: int) -> list[list[int]]:
+    """Steps of a batch with so many slots: which lines finish, where lines begin in order."""
+    draw = random.Random(seed)
+    left, running, steps = list(range(1, count + 1)), [], []  # type: list[int], list[int], list[list[int]]
+    while left or running:
+        while left and len(running) < slots:
+            running.append(left.pop(0))
+        steps.append([running.pop(draw.randrange(len(running)))])
+    return steps
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, seed: int) -> None:
+    """Whatever order rows finish in, they are handed over in order, each as soon as those before it are; and the file
+    where they wait does not grow with all that ever waited."""
+    monkeypatch.setattr(row_order, "SMALL_BYTES", 2_000)
+    path = tmp_path / "out.waiting"
+    written: list[str] = []
+    waiting = Waiting(path if named else None)
+    turns, begun, finished, largest = Turns(written.append, waiting, in_order=True), 0, set(), 0
+    for (line,) in shuffled(seed, 8, 400):
+        while begun < line:
+            begun += 1
+            turns.begin(begun)
+        finished.add(line)
+        turns.finish(line, answer(line % 60 + 1))
+        assert len(written) == next(n for n in range(500) if n + 1 not in finished)
+        largest = max(largest, path.stat().st_size) if named else 0
+    assert written == [answer(line % 60 + 1) for line in range(1, 401)]
+    assert len(waiting) == 0
+    assert largest < 20_000
+    waiting.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_between_any_two_writes(tmp_path: Path, seed: int) -> None:
+    """What had finished before a kill is there afterwards, in the file or among the rows that wait, and only once."""
+    path = tmp_path / "out"
+    steps = [line for (line,) in shuffled(seed, 5, 40)]
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with RowFile(str(path)) as rows:
+            turns, begun = Turns(rows.append, rows.waiting, in_order=True), 0
+            for line in steps:
+                while begun < line:
+                    begun += 1
+                    turns.begin(begun)
+                turns.finish(line, answer(line))
+                os.write(write, bytes([line]))
+                time.sleep(0.002)
+        os._exit(0)
+    os.close(write)
+    time.sleep(0.01 + 0.02 * random.Random(seed).random())
+    os.kill(process, 9)
+    os.waitpid(process, 0)
+    told = set(os.read(read, 100))
+    os.close(read)
+    with RowFile(str(path)) as rows:
+        done = rows.resume(lambda: expected(range(1, 41)), in_order=True)
+        turns, lost = Turns(rows.append, rows.waiting, in_order=True), []
+        for line in range(1, 41):
+            if line in done:
+                continue
+            is_kept, _ = rows.waiting.take_kept(line, key(line))
+            turns.begin(line)
+            if not is_kept:
+                lost.append(line)
+                turns.finish(line, answer(line))
+    assert not told & set(lost)
+    assert path.read_bytes() == whole(range(1, 41))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_waiting_rows_of_another_run(tmp_path: Path) -> None:
+    """Rows that waited in a run with other options were taken over."""
+    path = tmp_path / "out.waiting"
+    path.write_text(f"{answer(2)}\n{answer(3, run=1)}\n{answer(4)[:-9]}", encoding="utf-8")
+    waiting = Waiting(path)
+    assert [waiting.take_kept(line, key(line)) for line in (1, 2, 3, 4)] == [
+        (False, None), (True, None), (False, None), (False, None),
+    ]  # fmt: skip
+    assert len(waiting) == 1
+    assert waiting.read(2) == answer(2)
+    waiting.close()
+    path.write_text("a diary\n")
+    with pytest.raises(TfmError, match=f"^file {path}: line 1: found a diary; allowed: rows that tfm batch wrote"):
+        Waiting(path)
+    assert path.read_text() == "a diary\n"
+
+
+def test_as_they_finish_and_at_the_end(tmp_path: Path) -> None:
+    """Without order nothing waits; with it, what waits is handed over when nothing else will come."""
+    for in_order, first, last in ((False, ["c", "a"], ["c", "a"]), (True, ["a"], ["a", "c"])):
+        written: list[str] = []
+        turns = Turns(written.append, Waiting(None), in_order)
+        for line in (1, 2, 3):
+            turns.begin(line)
+        turns.finish(3, "c")
+        turns.finish(1, "a")
+        assert written == first
+        turns.release()
+        assert written == last
+
+
+# ------------------------------------------------------------------------------------------------ rows that come in
+
+
+def lines_of(path: Path | str) -> list[tuple[int, bytes]]:
+    with RowSource(str(path), Notes()) as source:
+        return list(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        (b"", []),
+        (b"\n\n \t\r\n", []),
+        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
+        (b"a\r\n\r\n b", [(1, b"a"), (3, b"b")]),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef\xbb\xbf\na", [(2, b"a")]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", [(1, b"a"), (2, b"\xef\xbb\xbfb")]),
+        ("a\u2028b\u0085c\x0b\x0c\x1c\rd\n".encode(), [(1, "a\u2028b\u0085c\x0b\x0c\x1c\rd".encode())]),
+        (b"a\0b\n\0", [(1, b"a\0b"), (2, b"\0")]),
+        (b"x" * 10_000_000 + b"\ny", [(1, b"x" * 10_000_000), (2, b"y")]),
+    ],
+)
+def test_lines_end_at_lf_only(tmp_path: Path, content: bytes, rows: list[tuple[int, bytes]]) -> None:
+    """Lines ended at what Python takes for the end of one; BOM, CR and blank lines became rows or parts of them."""
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+    assert lines_of(path) == rows
+    with RowSource(str(path), Notes()) as source:
+        assert source.count_lines() == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+        assert list(source) == rows
+        source.rewind()
+        assert list(source) == rows
+
+
+def test_pipe_is_read_twice(tmp_path: Path) -> None:
+    """What a pipe has is compared with the answers first, and then it is answered."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with subprocess.Popen(["sh", "-c", f"printf 'a\\nb' > {path}"]), RowSource(str(path), Notes()) as source:
+        assert source.count_lines() is None
+        source.make_repeatable()
+        for _ in range(2):
+            assert list(source) == [(1, b"a"), (2, b"b")]
+            source.rewind()
+
+
+def test_pipe_that_has_nothing_yet(tmp_path: Path) -> None:
+    """Rows that are there waited for the next ones to come."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with ExitStack() as stack:
+        held = os.open(path, os.O_RDWR)
+        source = stack.enter_context(RowSource(str(path), Notes()))
+        writer = os.open(path, os.O_WRONLY)
+        os.close(held)
+        assert not source.comes_within(0.01)
+        os.write(writer, b"a\n\nb")
+        assert source.comes_within(0)
+        assert next(source) == (1, b"a")
+        assert source.comes_within(0)  # the blank line
+        select.select([], [], [], 0)
+        os.write(writer, b"c\n")
+        assert next(source) == (3, b"bc")
+        os.close(writer)
+        assert source.comes_within(0)
+        assert next(source, None) is None
+
+
+def test_line_without_end() -> None:
+    """/dev/zero took all memory."""
+    with pytest.raises(TfmError, match=r"^file /dev/zero: line 1: found more than 268435456 bytes"):
+        lines_of("/dev/zero")
+
+
+def test_begin_of_a_row() -> None:
+    for id_ in (None, 1, 2.5, 'é"\n'):
+        assert row_text(id_, 3, key(3), {"text": ""}).encode() == row_begin(id_, 3, key(3)) + b'"text": ""}'
