@@ -75,6 +75,18 @@ def _keys() -> KeyBindings:
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    @keys.add("tab", filter=at_message)
+    def _complete(event: KeyPressEvent) -> None:
+        """The editor's own begins in the background, and not at all while the menu for the last letter is made."""
+        buffer = event.current_buffer
+        found = list(buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
+        if len(found) == 1:
+            buffer.apply_completion(found[0])
+        elif buffer.complete_state:
+            buffer.complete_next()
+        else:
+            buffer.start_completion(insert_common_part=True)
+
     return keys
 
 

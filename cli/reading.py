@@ -39,6 +39,7 @@ class Reading:
                 yield token
         finally:
             timer.cancel()
+            self._notes.progress(self._label, self._total, self._total)
 
     def _tell(self) -> None:
         if self._total > MANY_TOKENS and not self._notes.is_terminal:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfm.cli.constraint import ConstraintOptions, constraint_options
+from tfm.cli.constraint import ConstraintOptions, constraint_options, start
 from tfm.cli.options import (
     Command,
     ModelOptions,
@@ -83,8 +83,8 @@ def command(
     \b
     Examples:
       echo "Name three colours." | tfm chat
-      tfm chat -n 80 -s "Answer in one sentence." < notes.txt
-      tfm chat --temperature 0.8 --seed 1 < notes.txt > answers.txt
+      tfm chat -s "Answer in one sentence." < notes.txt
+      tfm chat --temperature 0.8 --seed 1 < notes.txt | tee answers.txt
 
     Without a pipe, tfm chat asks for messages: Enter sends, /help tells what else there is, Ctrl-C stops an answer,
     Ctrl-D leaves. In a pipe each line of stdin is a message, whatever it begins with, and each answer is printed with a
@@ -104,6 +104,7 @@ def command(
             params = sampling.params(loaded, notes)
             settings = AnswerSettings(chat.max_tokens, params, chat.stop, chat.speculate, grammar)
             conversation = _begin(loaded, chat.system, sequence)
+            start(grammar, loaded, ())  # what is wrong with it is told now, not at the first answer
             _converse(Turns(conversation, settings, output, notes, constraint, cache, chat.verbose))
 
 
