@@ -233,7 +233,7 @@ def test_full_disk_while_a_model_is_imported(warm: Path, tmp_path: Path) -> None
 
 
 def test_edited_kernel_is_compiled_again(tmp_path: Path) -> None:
-    """Numba's own cache looks at a function's own file, not at those of what it calls: an edit there changed nothing."""
+    """Numba's own cache looks at a function's own file, not at those of what it calls: an edit was not seen."""
     package = tmp_path / "tfm"
     shutil.copytree(Path(jit.__file__).parent, package / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     other = package / "kernels" / "formats" / "helper.py"
