@@ -97,6 +97,8 @@ class RowFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            os.fsync(self._descriptor)
         self.waiting.close(is_needed=error is not None)
         if error is not None and self._is_new and not self._end:
             self._path.unlink(missing_ok=True)

@@ -143,11 +143,12 @@ def test_lines_as_they_may_be(parrot: Path) -> None:
 
 def test_row_of_10_mb(parrot: Path, endless_parrot: Path) -> None:
     """A long row took quadratic time, or its end was lost; of a million tokens it says that they are too many."""
-    row = {"prompt": "a" * 10_000_000, "id": "long"}
+    row = {"prompt": "a" * 1_000_000, "id": "long" * 2_300_000}
     done = run("batch", "--raw", "-m", parrot, stdin=jsonl([row, {"prompt": "\n"}]))
     assert done.returncode == 1
     long, short = objects(done.stdout)
-    assert "10000000 tokens" in long["error"]
+    assert "1000000 tokens" in long["error"]
+    assert long["id"] == row["id"]
     assert short["text"] == ANSWER
 
 
@@ -421,11 +422,25 @@ def test_ctrl_c(endless_parrot: Path, mixed: tuple[Path, bytes], tmp_path: Path)
         process.send_signal(signal.SIGINT)
         told, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, told) == (130, b"")
-    assert error.startswith(b"tfm: stopped: ")
-    assert error.endswith(b"rows have their answer; run the same command again to go on\n")
+    assert error.startswith(b"tfm: stopped with ")
+    assert error.endswith(b" of the rows answered; run the same command again to go on\n")
     assert expected.startswith(out.read_bytes())
     run("batch", *command)
     assert out.read_bytes() == expected
+
+
+def test_ctrl_c_in_one_long_step(default_model_folder: Path, tmp_path: Path) -> None:
+    """Where the main thread is in the middle of a step, another one ends the process, and says the same."""
+    rows, out = tmp_path / "rows", tmp_path / "out"
+    rows.write_bytes(b'{"promt": 1}\n' + jsonl([{"prompt": f"{i} " + "hi " * 7000} for i in range(4)]))
+    with start("--raw", "--threads", "1", "-m", default_model_folder, rows, "-o", out, stderr=-1) as process:
+        wait_for_size(out, 1, process)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert error == b"tfm: stopped with 1 of the rows answered; run the same command again to go on\n"
+    assert [row["line"] for row in objects(out.read_bytes())] == [1]
 
 
 def test_ctrl_c_without_a_file(endless_parrot: Path) -> None:
@@ -447,7 +462,7 @@ def test_ctrl_c_without_a_file(endless_parrot: Path) -> None:
 def test_bar(endless_parrot: Path, tmp_path: Path) -> None:
     """On a terminal: how many rows of how many, how fast, how long still."""
     rows, out = tmp_path / "rows", tmp_path / "out"
-    rows.write_bytes(jsonl([{"prompt": "\n", "max_tokens": 100 + 40 * i} for i in range(40)]))
+    rows.write_bytes(jsonl([{"prompt": "\n", "max_tokens": 100 + 10 * i} for i in range(40)]))
     process, terminal = pty.fork()
     if process == 0:
         command = [TFM, "batch", "--raw", "-m", endless_parrot, rows, "-o", out, "-v", "--slots", "4"]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tfm.cli.constraint import ConstraintOptions, constraint_options
-from tfm.cli.options import Command, ModelOptions, SamplingOptions, group, model_options, quiet_option, sampling_options
+from tfm.cli.options import (
+    Command,
+    ModelOptions,
+    SamplingOptions,
+    group,
+    model_options,
+    quiet_option,
+    sampling_options,
+    speculate_option,
+)
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, chat_options
 from tfm.cli.row_source import RowSource
@@ -97,10 +106,7 @@ run_options = group("how", RunOptions, [
     click.option("--unordered", is_flag=True, help="Write answers as they finish, not in the order of their rows."),
     click.option("--slots", type=WholeType(1), metavar="N", help="Rows that are decoded together; default: 32."),
     click.option("--no-prefix-sharing", is_flag=True, help="Compute what prompts begin with anew for each row."),
-    click.option(
-        "--speculate", type=WholeType(0), default=0, show_default=True, metavar="N",
-        help="Guess up to N tokens of a row from its text and check them in one step.",
-    ),
+    speculate_option,
     click.option("-v", "--verbose", is_flag=True, help="Timings and memory on stderr, at the end."),
 ])  # fmt: skip
 
@@ -128,9 +134,9 @@ def command(
 
     \b
     Examples:
-      printf '{"prompt": "Name a fruit."}\\n{"prompt": "Name a city."}\\n' | tfm batch -n 8
-      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "Reply with one word." -n 4 | jq -r .text
-      printf '{"prompt": "Hi"}\\n' > rows.jsonl && tfm batch rows.jsonl -n 8 -o out.jsonl && cat out.jsonl
+      printf '{"prompt": "A fruit?"}\\n{"prompt": "A city?"}\\n' | tfm batch -n 8
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "In one word." -n 4 | jq -r .text
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -n 4 -o out.jsonl; tail -n 1 out.jsonl
 
     A row is a line with a JSON object: {"prompt": ...}, {"messages": [...]} or {"ids": [...]}, with "id" and any of
     the options below about answers, by their names with underscores; they come before those of the command. Each row
@@ -186,4 +192,4 @@ def _stop(run: "BatchRun", rows: "RowFile | RowStream", notes: Notes) -> None:
 
     run.release()
     if isinstance(rows, RowFile):
-        notes.note(f"stopped: {run.answered} rows have their answer; run the same command again to go on")
+        notes.note(f"stopped with {run.answered} of the rows answered; run the same command again to go on")
