@@ -57,24 +57,25 @@ class _Row:
     def is_done(self) -> bool:
         return bool(self.tokens) and self.tokens[-1].finish_reason is not None
 
-    def new_ids(self, room: int, speculate: int) -> list[int]:
+    def new_ids(self, room: int) -> list[int]:
         """What its sequence is to have next, at most `room` tokens."""
         prompt, answer = self.text.prompt, self.text.answer
         if self.is_reading:
             return prompt[self.sequence.length : self.sequence.length + room]
         if self.lookup is not None:
-            self.proposed = self.lookup.propose(min(speculate, room - 1, self.text.most - len(answer) - 1))
+            self.proposed = self.lookup.propose(min(room - 1, self.text.most - len(answer) - 1))
         return [answer[-1], *self.proposed]
 
     def take(self, logits_TV: npt.NDArray[np.float32]) -> None:
         """The tokens that the logits after the prompt, or after the last token and the proposed ones, make certain."""
+        before = len(self.tokens)
         for logits_V, guess in zip(logits_TV, [*self.proposed, None], strict=True):
             token = self.text.take(logits_V)
             self.tokens.append(token)
-            if self.lookup is not None:
-                self.lookup.push(token.id)
             if token.finish_reason is not None or token.id != guess:
                 break
+        if self.lookup is not None:
+            self.lookup.push(self.text.answer[before:])
         self.proposed = []
         self.sequence.truncate(len(self.text.prompt) + len(self.text.answer) - 1)
 
@@ -147,7 +148,7 @@ class Batch:
             self._common = text.prompt[:same]
             reserved = -(-(len(text.prompt) + text.most) // KV_BLOCK)
             keys = [] if self.prefixes is None else block_keys(text.prompt)
-            lookup = PromptLookup(text.prompt) if self._speculate else None
+            lookup = PromptLookup(text.prompt, self._speculate) if self._speculate else None
             yield _Row(index, text, self._model.sequence(), keys, reserved, lookup)
 
     def _has_room(self, row: _Row) -> bool:
@@ -201,13 +202,13 @@ class Batch:
         answering = [row for row in self._rows if not row.is_reading]
         room = MAX_ROWS - len(answering)
         for row in answering:
-            ids = row.new_ids(room + 1, self._speculate)
+            ids = row.new_ids(room + 1)
             room -= len(ids) - 1
             plan.append((row, ids))
         reading: list[_Row] = []
         for row in self._rows:
             if room and row.is_reading and self._may_read(row, reading):
-                ids = row.new_ids(room, 0)
+                ids = row.new_ids(room)
                 room -= len(ids)
                 reading.append(row)
                 plan.append((row, ids))

@@ -198,18 +198,16 @@ def _tokens(
         progress("reading the prompt", begin, len(prompt))
     token = text.take(model.step([(sequence, prompt[begin:])])[0])
     yield token
-    lookup = PromptLookup(prompt) if speculate else None
+    lookup = PromptLookup([*prompt, token.id], speculate) if speculate else None
     while token.finish_reason is None:
-        proposed: list[int] = []
-        if lookup is not None:
-            lookup.push(token.id)
-            proposed = lookup.propose(min(speculate, text.most - len(text.answer) - 1))
+        proposed = [] if lookup is None else lookup.propose(text.most - len(text.answer) - 1)
+        before = len(text.answer)
         logits = model.step([(sequence, [token.id, *proposed])], "all")
         for logits_V, guess in zip(logits, [*proposed, None], strict=True):
             token = text.take(logits_V)
             yield token
             if token.finish_reason is not None or token.id != guess:
                 break
-            assert lookup is not None
-            lookup.push(token.id)
+        if lookup is not None:
+            lookup.push(text.answer[before:])
         sequence.truncate(len(prompt) + len(text.answer) - 1)

@@ -174,17 +174,29 @@ def test_a_text_that_is_stopped_in_the_middle_gives_its_memory_back(model: Model
 class TestPromptLookup:
     def test_what_followed_before(self) -> None:
         """The latest place counts, and the longer n-gram before the shorter."""
-        lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 7, 7, 1, 2, 3])
-        assert lookup.propose(3) == [4, 5, 9]
-        assert PromptLookup([8, 2, 3, 4, 9, 2, 3, 7, 7, 1, 2, 3]).propose(2) == [7, 7]
+        lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 7, 7, 1, 2, 3], 4)
+        assert lookup.propose(9) == [4, 5]
+        lookup.push([4, 5, 9])
+        assert lookup.propose(9) == [2, 3, 7, 7]
+        lookup.push([8])
+        assert PromptLookup([8, 2, 3, 4, 9, 2, 3, 7, 7, 1, 2, 3], 4).propose(9) == [7, 7]
 
     def test_nothing_known(self) -> None:
         for ids in ([], [1], [1, 2], [1, 2, 3], [1, 1]):
-            assert PromptLookup(ids).propose(4) == []
-        assert PromptLookup([1, 2, 3, 1, 2]).propose(0) == []
+            assert PromptLookup(ids, 4).propose(4) == []
+        assert PromptLookup([1, 2, 3, 1, 2], 4).propose(0) == []
 
     def test_a_text_that_repeats_one_token(self) -> None:
-        assert PromptLookup([6] * 5).propose(4) == [6]
+        assert PromptLookup([6] * 5, 4).propose(4) == [6]
+
+    def test_size_follows_success(self) -> None:
+        """Guards against many proposals where none comes true, each of which costs time."""
+        lookup = PromptLookup([*range(30), 1, 2], 8)
+        sizes = []
+        for new in ([3, 4, 5], [6, 7, 8, 9, 10], [*range(11, 20)], [50, 1, 2], [51, 1, 2], [52, 1, 2], [53, 1, 2]):
+            sizes.append(len(lookup.propose(99)))
+            lookup.push(new)
+        assert sizes == [2, 4, 8, 8, 4, 2, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

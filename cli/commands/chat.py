@@ -17,6 +17,7 @@ from tfm.cli.options import (
     model_options,
     quiet_option,
     sampling_options,
+    speculate_option,
 )
 from tfm.cli.output import Notes, Output
 from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
@@ -53,10 +54,7 @@ chat_options = group("chat", ChatOptions, [
         help="Most tokens of an answer.",
     ),
     click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
-    click.option(
-        "--speculate", type=WholeType(0), default=0, show_default=True, metavar="N",
-        help="Propose N tokens at a time from what was said: the same text, faster where it repeats itself.",
-    ),
+    speculate_option,
     click.option("-v", "--verbose", is_flag=True, help="Tokens and speed of each turn on stderr."),
 ])  # fmt: skip
 
