@@ -1,6 +1,7 @@
 """The group of commands: one a module of tfm.cli.commands, found by its file and imported when it is wanted."""
 
 import importlib
+import os
 import pkgutil
 import re
 
@@ -10,11 +11,16 @@ from tfm.cli import commands
 from tfm.cli.options import takes_text, version_option
 
 WORD = re.compile(r"-[^\W\d_]{3,}")  # after a dash: more than options of one letter are
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+HELP = ["-h", "--help"]
+SETTINGS = {"help_option_names": HELP, "max_content_width": 100}
 
 
 class Commands(click.Group):
     """A group whose commands are the modules of tfm.cli.commands; each has its click command in `command`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["tfm.arguments"] = list(args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
@@ -31,7 +37,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """click's own, with a proposal for a name that does not exist."""
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
             say = f'For a prompt say: tfm generate "{name}"' if " " in name else f"Commands: {', '.join(names)}."
             ctx.fail(f"No such command {name!r}. {_proposal(name, names) or say}")
@@ -54,11 +60,11 @@ def app() -> None:
 
     \b
     Examples:
-      tfm generate "Once upon a time"
       tfm generate "Summarise this:" < notes.txt
-      tfm show smollm2-135m
+      tfm chat -s "Answer in one sentence."
+      tfm batch questions.jsonl -o answers.jsonl
 
-    tfm COMMAND --help tells more about a command.
+    tfm COMMAND --help tells more about a command, with examples of its own.
     """
 
 
@@ -70,30 +76,49 @@ def explain(error: click.UsageError) -> str:
     message, hint = error.format_message(), _hint_for_text(error)
     if isinstance(error, click.NoSuchOption) and error.ctx:
         message = error.message
-        hint = hint if " " in error.option_name else _option_meant(error, error.ctx) or hint or _short_options(error)
+        hint = hint if " " in error.option_name else _hint_for_option(error, error.ctx, hint)
     sentences = [text if text.endswith((".", "?", '"')) else f"{text}." for text in (message, hint) if text]
     return f"{name}: {' '.join(sentences)}\n{name} --help tells what there is."
 
 
+def _hint_for_option(error: click.NoSuchOption, context: click.Context, hint_for_text: str) -> str:
+    """For an option that does not exist: the commands that have it, the one that was perhaps meant, or what there is.
+
+    A long option is hardly a text; letters behind one dash are, before they are another command's options.
+    """
+    name = error.option_name
+    meant, owners = _option_meant(error, context), _commands_with(name, context)
+    if name.startswith("--"):
+        return owners or meant or hint_for_text
+    known = ", ".join(option for option in _options(context.command) if option[:2] != "--")
+    return meant or hint_for_text or f"{owners} Options of one letter: {known}.".strip()
+
+
 def _option_meant(error: click.NoSuchOption, context: click.Context) -> str:
     """A proposal for an option that does not exist; also for a long one that has only one dash."""
-    known = [option for option in _options(context) if option.startswith("--")]
+    known = [option for option in _options(context.command) if option.startswith("--")]
     one_dash = [word for word in _arguments(context) if f"-{word.partition('=')[0]}" in known]
     return _proposal(f"-{one_dash[0].partition('=')[0]}" if one_dash else error.option_name, known)
 
 
-def _short_options(error: click.NoSuchOption) -> str:
-    """What there is, for an option of one letter."""
-    context = error.ctx
-    if context is None or error.option_name.startswith("--"):
+def _commands_with(option: str, context: click.Context) -> str:
+    """Which commands have an option that this one has not."""
+    root = context.find_root()
+    commands = {name: app.get_command(root, name) for name in app.list_commands(root)}
+    names = [name for name, command in commands.items() if command and option in _options(command)]
+    if not names:
         return ""
-    return f"Options of one letter: {', '.join(option for option in _options(context) if option[:2] != '--')}."
+    if context is root:
+        likely = "generate" if "generate" in names else names[0]
+        return f"Options of a command stand behind its name: tfm {likely} {option}."
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{option} is an option of tfm {listed}."
 
 
-def _options(context: click.Context) -> list[str]:
-    return [
-        option for parameter in context.command.get_params(context) for option in parameter.opts if option[0] == "-"
-    ]
+def _options(command: click.Command) -> list[str]:
+    """All of a command's options; --help, which click adds, in its two forms at the end."""
+    own = [option for parameter in command.params for option in parameter.opts if option[0] == "-"]
+    return [*own, *HELP]
 
 
 def _arguments(context: click.Context) -> list[str]:
@@ -105,17 +130,23 @@ def _arguments(context: click.Context) -> list[str]:
 def _hint_for_text(error: click.UsageError) -> str:
     """What probably happened to a text: the shell took it apart, or it begins with a dash and looks like options."""
     context = error.ctx
-    if context is None or not takes_text(context.command):
+    if context is None:
         return ""
     before = _arguments(context)
+    files = [word for word in before if word.startswith("-") and os.path.lexists(word)]
+    if files and isinstance(error, click.NoSuchOption):
+        return f"The file of that name is ./{files[0]}"
+    if not takes_text(context.command) and context.command is not app:
+        return ""
     if error.message.startswith("Got unexpected extra argument"):
         after = context.meta.get("tfm.arguments", [])[len(before) + 1 :]
-        if any(word.partition("=")[0] in _options(context) for word in after):
+        if any(word.partition("=")[0] in _options(context.command) for word in after):
             return "Put options before --: what stands after it is text."
         return "A text of several words is put in quotes."
     is_short = isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--")
     if any(word.startswith("-") and (" " in word or (is_short and WORD.fullmatch(word))) for word in before):
-        return f'A text that begins with a dash is put after --, like this: {context.command_path} -- "- a text"'
+        path = "tfm generate" if context.command is app else context.command_path
+        return f'A text that begins with a dash is put after --, like this: {path} -- "- a text"'
     return ""
 
 
@@ -123,4 +154,10 @@ def complete_in_shell(instruction: str) -> int:
     """Shell completion, as click has it: _TFM_COMPLETE=bash_source tfm prints the code for bash."""
     from click.shell_completion import shell_complete
 
+    from tfm.cli.completion import complete_values
+
+    context = click.Context(app)
+    for name in app.list_commands(context):
+        if command := app.get_command(context, name):
+            complete_values(command)
     return shell_complete(app, {}, "tfm", "_TFM_COMPLETE", instruction)

@@ -14,7 +14,10 @@ from tfm.cli.app import app
 from tfm.cli.values import SizeType
 
 COMMANDS = app.list_commands(click.Context(app))
-HEAVY = {"numba", "numpy", "llvmlite", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "safetensors"}
+HEAVY = {
+    "numba", "numpy", "llvmlite", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "safetensors",
+    "llguidance", "prompt_toolkit",
+}  # fmt: skip
 
 
 def test_commands() -> None:
@@ -36,13 +39,14 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_three_examples(name: str) -> None:
-    """Help that only lists options does not teach."""
+def test_help_opens_with_examples(name: str) -> None:
+    """After what the command does and before its options; that they work, test_docs.py tells."""
     shown = run(name, "--help").stdout.decode()
-    _, _, after = shown.partition("Examples:\n")
-    examples = after.partition("\n\n")[0].splitlines()
-    assert len(examples) == 3
-    assert all(re.match(rf"\s+tfm {name}\b", example) or f"tfm {name}" in example for example in examples)
+    before, found, after = shown.partition("\n\n  Examples:\n")
+    assert found
+    assert len(before.strip().splitlines()) == 3  # usage, a blank line, and one that says what it does
+    assert re.match(rf"(    .*\btfm {name}\b.*\n){{3}}\n", after)
+    assert "\nOptions:\n" in after
 
 
 def test_version_is_the_distribution() -> None:
@@ -92,6 +96,16 @@ def test_no_arguments_show_the_help() -> None:
         (["generate", "-hello"], '-- "- a text"'),
         (["tokenize", "-5 + 3"], '-- "- a text"'),
         (["generate", "--no-stdin", "-s tell me a joke"], '-- "- a text"'),
+        (["- milk", "x"], 'tfm generate -- "- a text"'),
+        (["generate", "--slots", "4", "x"], "--slots is an option of tfm batch."),
+        (["generate", "--slots=4", "x"], "--slots is an option of tfm batch."),
+        (["chat", "--prefill", "x"], "--prefill is an option of tfm batch and generate."),
+        (["score", "-o", "out"], "-o is an option of tfm batch and bench."),
+        (["--model", "x", "generate"], "behind its name: tfm generate --model."),
+        (["batch", "--slot", "4"], "--slots"),
+        (["chat", "--max-token", "4"], "--max-tokens"),
+        (["score", "--per-tokens"], "--per-token"),
+        (["check", "x"], "extra argument"),
     ],
 )
 def test_what_was_probably_meant(arguments: list[str], word: str) -> None:
@@ -145,6 +159,22 @@ def test_name_that_the_hub_cannot_have(ref: str) -> None:
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
     assert b"tfm: model " in done.stderr
     assert b"bug" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["batch", "score"])
+def test_file_that_begins_with_a_dash(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for options, and nothing said how to name it."""
+    monkeypatch.chdir(tmp_path)
+    Path("-x.jsonl").write_text("{}\n")
+    done = run(command, "-x.jsonl")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"./-x.jsonl" in done.stderr.splitlines()[0]
+
+
+def test_value_that_begins_with_a_dash(parrot: Path) -> None:
+    """The value of an option needs no --, and is no option of its own."""
+    done = run("generate", "-m", parrot, "--raw", "-n", "2", "--stop", "-n", "--no-stdin", "--", "-\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hi", b"")
 
 
 def test_text_after_two_dashes(parrot: Path) -> None:

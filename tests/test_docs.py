@@ -1,6 +1,8 @@
 """What the documents and the help show is run as it stands there, and what they point at exists."""
 
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,24 +46,45 @@ def shell_lines() -> list[str]:
     return [line for line in dict.fromkeys(lines) if not line.startswith(SET_UP)]
 
 
+def examples(command: click.Command | None) -> list[str]:
+    """The lines of a command's help that show it at work."""
+    assert command is not None
+    found = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    return [line.strip() for line in found]
+
+
 def help_lines() -> list[str]:
-    """The examples in the help that need neither the hub nor a program that is not there, and remove nothing."""
-    found: list[str] = []
-    for name, command in COMMANDS.items():
-        assert command is not None
-        examples = (command.help or "").partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
-        found += [line.strip() for line in examples if name != "rm"]
+    """The examples that need neither the hub, a terminal, nor a program that is not there, and remove nothing."""
+    found = [line for command in (app, *COMMANDS.values()) for line in examples(command)]
     return [
         line
         for line in found
-        if "HuggingFaceTB" not in line and "./" not in line and ("jq" not in line or shutil.which("jq"))
+        if not line.startswith(("tfm rm", "tfm chat -s"))
+        and "HuggingFaceTB" not in line
+        and "./" not in line
+        and ("jq" not in line or shutil.which("jq"))
     ]
+
+
+def calls(line: str) -> list[list[str]]:
+    """The commands of a line of shell, each as its words, without what is read from or written to a file."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    found: list[list[str]] = [[]]
+    for before, word in zip(["", *words], words, strict=False):
+        if word in ("|", "&&", ";"):
+            found.append([])
+        elif before not in ("<", ">") and word not in ("<", ">"):
+            found[-1].append(word)
+    return found
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     """A folder with the files that the examples name."""
     (tmp_path / "notes.txt").write_text(NOTES)
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "Is ice cold?", "max_tokens": 4}\n')
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 
@@ -73,8 +96,30 @@ def test_shell_examples(parrot: Path, default_model_folder: Path, desk: Path, li
     default = {"TFM_MODEL": str(parrot)} if line == "tfm check" else {}
     done = shell(f"set -o pipefail; cd {desk}; {line}", default, BUSY_S)
     assert done.returncode == 0
-    assert done.stdout.strip()
+    assert done.stdout.strip() or (desk / "answers.jsonl").stat().st_size
     assert READING.sub("", done.stderr.decode()) == ""
+
+
+@pytest.mark.parametrize("command", [app, *COMMANDS.values()], ids=["tfm", *COMMANDS])
+def test_examples_teach_the_command(command: click.Command) -> None:
+    """Help that only lists options does not teach, and examples that nobody can run show options that are gone."""
+    lines = examples(command)
+    assert len(lines) >= 3
+    for line in lines:
+        ours = [words[1:] for words in calls(line) if words[0] == "tfm"]
+        assert ours, line
+        assert calls(line)[0][0] in ("tfm", "echo", "printf", "jq"), line  # tfm, or what is piped into it
+        assert command is app or command.name in [words[0] for words in ours]
+        for name, *words in ours:
+            found = COMMANDS[name]
+            assert found is not None
+            found.make_context(name, words, parent=click.Context(app, info_name="tfm"))  # or a UsageError
+
+
+def test_page_of_commands_is_as_the_help_is() -> None:
+    """An option was added and the page did not have it: python tools/help.py writes it anew."""
+    page = runpy.run_path(str(ROOT / "tools" / "help.py"))["page"]()
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page
 
 
 def test_python_examples(parrot: Path, default_model_folder: Path) -> None:

@@ -1,0 +1,105 @@
+"""What the Tab key finds: the protocol that the shells' own code speaks with tfm."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cli_process import run, shell
+
+NOT_SET = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"))
+
+
+def complete(*words: str, env: Mapping[str, str | None] = NOT_SET) -> list[str]:
+    """What bash is given for the last of words: "plain,WORD", or "file," where it is to look for files by itself."""
+    asked = {"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "\n".join(("tfm", *words)), "COMP_CWORD": str(len(words))}
+    done = run(env={**env, **asked})
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode().splitlines()
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """tfm's cache with an import, the hub's with a model and with one that has no files, and a folder to stand in."""
+    imported = tmp_path / "cache" / "models" / "import"
+    imported.mkdir(parents=True)
+    (imported / "tfm_source.json").write_text('{"ref": "/models/story.gguf"}')
+    for name in ("models--some--model", "models--some--nothing", "datasets--some--texts"):
+        (tmp_path / "hub" / name / "snapshots" / "0a").mkdir(parents=True)
+    for name in ("models--some--model", "datasets--some--texts"):
+        (tmp_path / "hub" / name / "snapshots" / "0a" / "config.json").touch()
+    here = tmp_path / "here"
+    (here / "my-checkpoint").mkdir(parents=True)
+    (here / "my-checkpoint" / "config.json").touch()
+    (here / "no-checkpoint").mkdir()
+    (here / "tiny.gguf").touch()
+    (here / "notes.txt").touch()
+    monkeypatch.chdir(here)
+    return {**NOT_SET, "TFM_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+def plain(*words: str) -> list[str]:
+    return [f"plain,{word}" for word in words]
+
+
+def test_commands_and_options() -> None:
+    assert complete("gen") == plain("generate")
+    assert complete("generate", "--max") == plain("--max-tokens", "--max-ram")
+    assert complete("genrate", "") == complete("")  # a command that does not exist: it was called a bug in tfm
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "batch", "score", "bench"])
+def test_choices(command: str) -> None:
+    assert complete(command, "--kv-type", "") == plain("f32", "f16", "q8")
+
+
+@pytest.mark.parametrize("before", [("generate", "-m"), ("chat", "--model"), ("show",), ("pull",), ("rm",)])
+def test_models(before: tuple[str, ...], caches: dict[str, str | None]) -> None:
+    """Those of both caches and of this folder; a name that none has is left to the shell, which knows paths."""
+    found = plain("/models/story.gguf", "my-checkpoint", "smollm2-135m", "some/model", "tiny.gguf")
+    assert complete(*before, "", env=caches) == found
+    assert complete(*before, "so", env=caches) == plain("some/model")
+    assert complete(*before, "./t", env=caches) == ["file,./t"]
+
+
+def test_models_without_caches(tmp_path: Path) -> None:
+    """A shell that completes is told of no errors."""
+    nowhere = {**NOT_SET, "TFM_CACHE": str(tmp_path / "none"), "HF_HOME": str(tmp_path / "none")}
+    assert complete("generate", "-m", "s", env=nowhere) == plain("smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ("generate", "-f"), ("generate", "--prompt-cache"), ("generate", "--json-schema"), ("chat", "--grammar"),
+        ("batch",), ("batch", "-o"), ("batch", "rows.jsonl", "--output"), ("score",), ("score", "--perplexity"),
+        ("bench", "--config"), ("tokenize", "--file"),
+    ],
+)  # fmt: skip
+def test_files(before: tuple[str, ...]) -> None:
+    """The shell finds them itself, and is only told that a file is wanted."""
+    assert complete(*before, "no") == ["file,no"]
+
+
+def test_bash_as_a_person_uses_it(caches: dict[str, str | None]) -> None:
+    """The line of the documents in a bash, and then the function that Tab calls."""
+    script = """
+        eval "$(_TFM_COMPLETE=bash_source tfm)"
+        complete -p tfm
+        COMP_WORDS=(tfm generate -m smo) COMP_CWORD=3
+        _tfm_completion tfm
+        echo "${COMPREPLY[@]}"
+    """
+    done = shell(script, caches)
+    assert done.stdout.decode().splitlines() == ["complete -o nosort -F _tfm_completion tfm", "smollm2-135m"]
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_other_shells(name: str) -> None:
+    """Their code is there, and where the shell is, it takes it."""
+    done = run(env={"_TFM_COMPLETE": f"{name}_source"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"{name}_complete".encode() in done.stdout
+    if shutil.which(name):
+        assert shell(f"{name} -n <(_TFM_COMPLETE={name}_source tfm)").returncode == 0
