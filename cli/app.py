@@ -136,9 +136,12 @@ def _hint_for_text(error: click.UsageError) -> str:
     files = [word for word in before if word.startswith("-") and os.path.lexists(word)]
     if files and isinstance(error, click.NoSuchOption):
         return f"The file of that name is ./{files[0]}"
+    is_extra = error.message.startswith("Got unexpected extra argument")
+    if is_extra and not any(isinstance(parameter, click.Argument) for parameter in context.command.params):
+        return "It takes none; a prompt is for tfm generate."
     if not takes_text(context.command) and context.command is not app:
         return ""
-    if error.message.startswith("Got unexpected extra argument"):
+    if is_extra:
         after = context.meta.get("tfm.arguments", [])[len(before) + 1 :]
         if any(word.partition("=")[0] in _options(context.command) for word in after):
             return "Put options before --: what stands after it is text."

@@ -105,7 +105,7 @@ def test_no_arguments_show_the_help() -> None:
         (["batch", "--slot", "4"], "--slots"),
         (["chat", "--max-token", "4"], "--max-tokens"),
         (["score", "--per-tokens"], "--per-token"),
-        (["check", "x"], "extra argument"),
+        (["chat", "Hello"], "It takes none; a prompt is for tfm generate."),
     ],
 )
 def test_what_was_probably_meant(arguments: list[str], word: str) -> None:

@@ -21,6 +21,7 @@ SET_UP = ("pip install", "python benchmarks/", "bash .ci/run")
 BUSY_S = 400  # for an example on a machine that others keep busy
 READING = re.compile(r"tfm: reading the prompt: \d+ of \d+ tokens so far\n")  # it is told where that takes long
 NOTES = "The bridge is closed until May.\nThe bus stops at the mill instead.\nTickets stay the same.\n"
+HAS_JQ = shutil.which("jq") is not None  # it is no part of tfm
 COMMANDS = {name: app.get_command(click.Context(app), name) for name in app.list_commands(click.Context(app))}
 
 
@@ -43,7 +44,7 @@ def headings(path: Path) -> set[str]:
 def shell_lines() -> list[str]:
     """The shell commands of the documents that can be tried at no cost, each once."""
     lines = [line for _, content in blocks("sh") for line in content.splitlines() if line.strip()]
-    return [line for line in dict.fromkeys(lines) if not line.startswith(SET_UP)]
+    return [line for line in dict.fromkeys(lines) if not line.startswith(SET_UP) and (HAS_JQ or "jq" not in line)]
 
 
 def examples(command: click.Command | None) -> list[str]:
@@ -62,7 +63,7 @@ def help_lines() -> list[str]:
         if not line.startswith(("tfm rm", "tfm chat -s"))
         and "HuggingFaceTB" not in line
         and "./" not in line
-        and ("jq" not in line or shutil.which("jq"))
+        and (HAS_JQ or "jq" not in line)
     ]
 
 
