@@ -1,11 +1,13 @@
 """What the Tab key finds: the protocol that the shells' own code speaks with tfm."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from cli_process import run, shell
+from cli_process import environment, run, shell
 
 NOT_SET = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"))
 
@@ -66,6 +68,17 @@ def test_models_without_caches(tmp_path: Path) -> None:
     """A shell that completes is told of no errors."""
     nowhere = {**NOT_SET, "TFM_CACHE": str(tmp_path / "none"), "HF_HOME": str(tmp_path / "none")}
     assert complete("generate", "-m", "s", env=nowhere) == plain("smollm2-135m")
+
+
+def test_models_come_at_once(caches: dict[str, str | None]) -> None:
+    """Tab is not to wait for libraries; told by modules, for a busy machine's clock lies."""
+    code = "import sys; from tfm.cli.main import main; main(); print(*sys.modules, file=sys.stderr)"
+    asked = {"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "tfm show s", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment({**caches, **asked}), capture_output=True, check=True
+    )
+    assert done.stdout == b"plain,smollm2-135m\nplain,some/model\n"
+    assert {"numpy", "numba", "huggingface_hub", "tokenizers"} & set(done.stderr.decode().split()) == set()
 
 
 @pytest.mark.parametrize(
