@@ -2,11 +2,9 @@
 
 import os
 import select
-import shutil
 import stat
 import sys
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
@@ -101,9 +99,8 @@ class RowSource:
             return
         assert not self._line
         with tempfile.TemporaryFile() as copy:
-            with os.fdopen(os.dup(self._descriptor), "rb") as rest:
-                os.set_blocking(rest.fileno(), True)
-                shutil.copyfileobj(rest, copy)
+            while piece := self._piece():
+                copy.write(piece)
             copy.flush()
             os.dup2(copy.fileno(), self._descriptor, inheritable=False)
         self._is_file = True
@@ -143,11 +140,9 @@ class RowSource:
 
     def _piece(self) -> bytes:
         """What is there, at least a byte; nothing at the end."""
-        told = threading.Timer(SILENT_S, self._notes.note, ("waiting for rows on stdin",))
-        told.daemon = True
-        if self._is_unread and self.name == "stdin" and not self._is_file:
-            told.start()
-        self._is_unread = False
+        is_first, self._is_unread = self._is_unread, False
+        if is_first and not self._is_file and not select.select([self._descriptor], [], [], SILENT_S)[0]:
+            self._notes.note(f"waiting for rows on {self.name}")
         try:
             while True:
                 try:
@@ -156,5 +151,3 @@ class RowSource:
                     select.select([self._descriptor], [], [])
         except OSError as error:
             raise TfmError(f"{self.name}: cannot be read", error.strerror) from error
-        finally:
-            told.cancel()

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tfm.cli.prompt import PromptOptions
@@ -210,6 +211,7 @@ def _refuse_half_characters(values: Mapping[str, object]) -> None:
             raise TfmError("row: not JSON that can be read", NESTED) from None
 
 
+@lru_cache(maxsize=64)  # one wrong field in all rows of a file
 def _proposal(name: str) -> str:
     from difflib import get_close_matches
 

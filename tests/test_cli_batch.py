@@ -162,6 +162,24 @@ def test_no_rows(parrot: Path, tmp_path: Path, arguments: list[str]) -> None:
         assert out.read_bytes() == b""
 
 
+def test_stdin_that_is_open_and_silent(parrot: Path) -> None:
+    """Nothing told that rows are waited for; a pipe that does not block ended the rows."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    command = [TFM, "batch", "--raw", "-m", parrot]
+    with subprocess.Popen(command, stdin=reader, stdout=-1, stderr=-1, env=environment()) as process:
+        os.close(reader)
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"tfm: waiting for rows on stdin\n"
+        for piece in (b'{"prompt": ', b'"\\n"}\n'):
+            os.write(writer, piece)
+            time.sleep(0.2)
+        os.close(writer)
+        out, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, error) == (0, b"")
+    assert objects(out)[0]["text"] == ANSWER
+
+
 def test_rows_do_not_wait_for_rows_to_come(parrot: Path) -> None:
     """A program that writes a row and waits for its answer waited for ever."""
     command = [TFM, "batch", "--raw", "-m", parrot]
@@ -462,7 +480,7 @@ def test_ctrl_c_without_a_file(endless_parrot: Path) -> None:
 def test_bar(endless_parrot: Path, tmp_path: Path) -> None:
     """On a terminal: how many rows of how many, how fast, how long still."""
     rows, out = tmp_path / "rows", tmp_path / "out"
-    rows.write_bytes(jsonl([{"prompt": "\n", "max_tokens": 100 + 10 * i} for i in range(40)]))
+    rows.write_bytes(jsonl([{"prompt": "\n", "max_tokens": 100 + 40 * i} for i in range(40)]))
     process, terminal = pty.fork()
     if process == 0:
         command = [TFM, "batch", "--raw", "-m", endless_parrot, rows, "-o", out, "-v", "--slots", "4"]

@@ -311,6 +311,22 @@ def test_waiting_rows_of_another_run(tmp_path: Path) -> None:
     assert path.read_text() == "a diary\n"
 
 
+def test_waiting_rows_without_order(tmp_path: Path) -> None:
+    """Rows that waited when an ordered run was killed were lost to one that has no order, or came twice."""
+    path = tmp_path / "out.waiting"
+    path.write_text(f"{answer(3)}\n{answer(2)}\n", encoding="utf-8")
+    waiting, written = Waiting(path), []  # type: Waiting, list[str]
+    turns = Turns(written.append, waiting, in_order=False)
+    for line in (1, 2, 3):
+        is_kept, _ = waiting.take_kept(line, key(line))
+        turns.begin(line)
+        assert is_kept == (line > 1)
+    turns.finish(1, answer(1))
+    assert written == [answer(2), answer(3), answer(1)]
+    waiting.close()
+    assert not path.exists()
+
+
 def test_as_they_finish_and_at_the_end(tmp_path: Path) -> None:
     """Without order nothing waits; with it, what waits is handed over when nothing else will come."""
     for in_order, first, last in ((False, ["c", "a"], ["c", "a"]), (True, ["a"], ["a", "c"])):

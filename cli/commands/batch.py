@@ -135,8 +135,8 @@ def command(
     \b
     Examples:
       printf '{"prompt": "A fruit?"}\\n{"prompt": "A city?"}\\n' | tfm batch -n 8
-      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "In one word." -n 4 | jq -r .text
-      jq -Rc '{prompt: .}' notes.txt | tfm batch -n 4 -o out.jsonl; tail -n 1 out.jsonl
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "In a word." -n 4 | jq -r .text
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -n 4 -o out.jsonl; tail -n1 out.jsonl
 
     A row is a line with a JSON object: {"prompt": ...}, {"messages": [...]} or {"ids": [...]}, with "id" and any of
     the options below about answers, by their names with underscores; they come before those of the command. Each row
