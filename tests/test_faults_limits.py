@@ -125,14 +125,15 @@ def test_weights_that_are_not_finite(tmp_path: Path, value: float) -> None:
         assert (done.returncode, done.stdout) == (1, out)
         assert done.stderr.startswith(b"tfm: logits for position 4: found 257 of 257 are NaN or infinite")
         assert len(done.stderr.splitlines()) == 1
-    assert b"tensor model.embed_tokens.weight" in run("check", "-m", folder, "--threads", "1").stdout
+    if np.isnan(value):
+        assert b"tensor model.embed_tokens.weight" in run("check", "-m", folder, "--threads", "1").stdout
 
 
 # ------------------------------------------------------------------------------------------------ long texts
 
 LONG = {
     "letters": "a" * 50_000,
-    "spaces": " " * 500_000,
+    "spaces": " " * 200_000,
     "characters": "漢字仮名交" * 5_000,
     "line ends": "\r\n" * 50_000,
     "starts of a control token": "<|im_start" * 5_000,
