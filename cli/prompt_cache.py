@@ -1,6 +1,7 @@
 """--prompt-cache: what a file has of a prompt is not run again, and what was run is put there for the next time."""
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfm.cli.options import group
+from tfm.cli.options import Decorator, group
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
     from tfm.engine import cache
+    from tfm.engine.batch import Batch
     from tfm.engine.model import Model
 
 
@@ -34,21 +36,54 @@ class PromptCacheOptions:
     @contextmanager
     def sequence(self, model: "Model") -> "Iterator[cache.Sequence]":
         """An empty text, which is saved when the work inside is done, or broken off."""
-        with model.sequence() as sequence:
-            try:
-                yield sequence
-            except BaseException:
-                if sequence.length:
-                    with suppress(TfmError):  # what broke off the work is told, and nothing else
-                        self._save(model, sequence)
-                raise
-            self._save(model, sequence)
+        with model.sequence() as sequence, self._kept(lambda: self._save(model, sequence)):
+            yield sequence
+
+    @contextmanager
+    def beginning(self, model: "Model", batch: "Batch") -> Iterator[None]:
+        """What the file has is a beginning for the prompts of the batch; what all of them began with is saved."""
+        if self.prompt_cache is None:
+            yield
+            return
+        self._load_beginning(model, batch)
+        with self._kept(lambda: self._save_beginning(model, batch)):
+            yield
 
     def _save(self, model: "Model", sequence: "cache.Sequence") -> None:
         if self.prompt_cache is not None:
             from tfm.engine.prompt_cache import save
 
             save(Path(self.prompt_cache), model, sequence)
+
+    @contextmanager
+    def _kept(self, save: Callable[[], None]) -> Iterator[None]:
+        """Saves after the work inside, also when it is broken off."""
+        try:
+            yield
+        except BaseException:
+            with suppress(TfmError):  # what broke off the work is told, and nothing else
+                save()
+            raise
+        save()
+
+    def _load_beginning(self, model: "Model", batch: "Batch") -> None:
+        from tfm.engine.prompt_cache import load_blocks
+
+        assert self.prompt_cache is not None
+        ids, blocks = load_blocks(Path(self.prompt_cache), model, most=model.pool.limit)
+        with model.sequence() as sequence:
+            sequence.adopt(blocks, ids)
+            for block in blocks:
+                model.pool.give(block)
+            batch.start_from(sequence)
+
+    def _save_beginning(self, model: "Model", batch: "Batch") -> None:
+        with batch.common_beginning() as sequence:
+            if sequence.length:
+                self._save(model, sequence)
+            elif batch.read:
+                why = "not all prompts begin with the same block of 64 tokens"
+                warnings.warn(f"prompt cache {self.prompt_cache}: not saved, {why}", stacklevel=2)
 
     def restore(self, model: "Model", sequence: "cache.Sequence", ids: Sequence[int]) -> int | None:
         """Begin the empty sequence with what the file has of ids; so many of them, None without a file to look in."""
@@ -59,9 +94,13 @@ class PromptCacheOptions:
         return restore(Path(self.prompt_cache), model, sequence, ids)
 
 
-prompt_cache_options = group("cache", PromptCacheOptions, [
-    click.option(
-        "--prompt-cache", metavar="FILE",
-        help="Keep the context in FILE when the answer is there; a prompt that begins like it is not computed again.",
-    ),
-])  # fmt: skip
+def _options(help_: str) -> Decorator:
+    return group("cache", PromptCacheOptions, [click.option("--prompt-cache", metavar="FILE", help=help_)])
+
+
+prompt_cache_options = _options(
+    "Keep the context in FILE when the answer is there; a prompt that begins like it is not computed again."
+)
+beginning_cache_options = _options(
+    "Keep what all prompts begin with in FILE; rows that begin like it, in this run or another, do not compute it."
+)

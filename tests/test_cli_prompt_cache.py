@@ -121,3 +121,92 @@ def test_answer_that_is_broken_off(endless_parrot: Path, tmp_path: Path, end: st
     assert os.listdir(tmp_path) == ["cache"]
     done = run("generate", "--json", "--raw", "-m", endless_parrot, "-n", "5", "--prompt-cache", file, "x" * 200 + "\n")
     assert json.loads(done.stdout)["cached_tokens"] == 192
+
+
+# ------------------------------------------------------------------------------------------------ batch
+
+
+def rows(count: int = 5, shared: int = 150) -> bytes:
+    """Prompts that begin with the same ids, each with one of its own behind them."""
+    return "".join(json.dumps({"ids": [*IDS[:shared], 5 + i]}) + "\n" for i in range(count)).encode()
+
+
+def batch(model: Path, *options: str | Path, stdin: bytes = b"") -> tuple[bytes, str, list[str]]:
+    """The answers, how many tokens of prompts there were and were run, and what else was told."""
+    sampling = ("--temperature", "1.5", "-n", "20", "--logprobs", "1")
+    done = run("batch", "-v", "-m", model, *sampling, *options, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.decode().splitlines()
+    report = ("load", "rows", "prompt  ", "decode", "memory")
+    prompt = next(line.removeprefix("tfm: prompt  ") for line in told if line.startswith("tfm: prompt  "))
+    return done.stdout, prompt, [line for line in told if not line.startswith(tuple(f"tfm: {word}" for word in report))]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8"])
+def test_batch_takes_its_beginning_from_the_file(tiny: Path, tmp_path: Path, kv_type: str) -> None:
+    """Guards rows that answer otherwise after a restored beginning, and a file that is kept and not used: of 755 tokens
+    two blocks are run once, and none the second time; four rows have them from the first in any case."""
+    file = tmp_path / "cache"
+    plain, _, _ = batch(tiny, "--kv-type", kv_type, stdin=rows())
+    for read in (755 - 4 * 128, 755 - 5 * 128):
+        found = batch(tiny, "--kv-type", kv_type, "--prompt-cache", file, stdin=rows())
+        assert found == (plain, f"755 tokens, {read} of them run", [])
+    assert os.listdir(tmp_path) == ["cache"]
+
+
+def test_generate_and_batch_use_the_same_file(tiny: Path, tmp_path: Path) -> None:
+    """Guards a file that only the command that wrote it can read. What has more of the text is not replaced."""
+    file = tmp_path / "cache"
+    answer(tiny, "--prompt-cache", file)  # 192 positions, with the answer
+    size = file.stat().st_size
+    assert batch(tiny, "--prompt-cache", file, stdin=rows())[1] == f"755 tokens, {755 - 5 * 128} of them run"
+    assert file.stat().st_size == size
+    assert answer(tiny, "--prompt-cache", file)["cached_tokens"] == 128
+
+
+def test_batch_tells_why_a_file_is_not_used(tiny: Path, tmp_path: Path) -> None:
+    """Guards keys of another type under an answer, and a file that is not written without a word."""
+    file = tmp_path / "cache"
+    batch(tiny, "--kv-type", "q8", "--prompt-cache", file, stdin=rows())
+    plain, read, _ = batch(tiny, stdin=rows())
+    told = [f"tfm: prompt cache {file}: made with --kv-type q8, not f16; the prompt is computed anew"]
+    assert batch(tiny, "--prompt-cache", file, stdin=rows()) == (plain, read, told)
+    assert batch(tiny, "--prompt-cache", file, stdin=rows())[2] == []
+    other = tmp_path / "other"
+    told = [f"tfm: prompt cache {other}: not saved, not all prompts begin with the same block of 64 tokens"]
+    assert batch(tiny, "--prompt-cache", other, stdin=rows(shared=63))[2] == told
+    assert not other.exists()
+
+
+def test_batch_usage(tmp_path: Path) -> None:
+    """Guards an option that is ignored in silence: what is not shared cannot be kept. There is no model here."""
+    options = ("--prompt-cache", tmp_path / "cache", "--no-prefix-sharing")
+    done = run("batch", "-m", tmp_path / "none", *options, stdin=rows())
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--prompt-cache keeps what rows share: not with --no-prefix-sharing." in done.stderr
+    (tmp_path / "text").write_text("mine")
+    done = run("batch", "-m", tmp_path / "none", "--prompt-cache", tmp_path / "text", stdin=rows())
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert (tmp_path / "text").read_text() == "mine"
+
+
+def test_batch_that_is_stopped_keeps_its_beginning(endless_parrot: Path, tmp_path: Path) -> None:
+    """Guards a long shared beginning that is computed again after Ctrl-C."""
+    file, out = tmp_path / "cache", tmp_path / "out"
+    asked = [{"prompt": "x" * 200 + "\n", "raw": True, "max_tokens": most} for most in (2, 900_000)]
+    data = "".join(json.dumps(row) + "\n" for row in asked).encode()
+    (tmp_path / "rows").write_bytes(data)
+    command = [TFM, "batch", "-q", "-m", endless_parrot, tmp_path / "rows", "--prompt-cache", file]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["text"] == "ab"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b""
+        assert process.wait(60) == 130
+        assert process.stderr.read() == b""
+    assert sorted(os.listdir(tmp_path)) == ["cache", "rows"]
+    first = data.splitlines(keepends=True)[0]
+    assert batch(endless_parrot, "-o", out, "--prompt-cache", file, stdin=first)[1] == "201 tokens, 9 of them run"

@@ -22,6 +22,7 @@ from tfm.cli.options import (
 )
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, chat_options
+from tfm.cli.prompt_cache import PromptCacheOptions, beginning_cache_options
 from tfm.cli.row_source import RowSource
 from tfm.cli.values import TEXT, WholeType
 from tfm.engine.errors import TfmError
@@ -91,6 +92,11 @@ class RunOptions:
     speculate: int
     verbose: bool
 
+    def check(self, cache: PromptCacheOptions) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.no_prefix_sharing and cache.prompt_cache is not None:
+            raise click.UsageError("--prompt-cache keeps what rows share: not with --no-prefix-sharing.")
+
     def batch(self, model: "Model") -> "Batch":
         from tfm.engine.batch import SLOTS, Batch
 
@@ -114,6 +120,7 @@ run_options = group("how", RunOptions, [
 @click.command("batch", cls=Command)
 @click.argument("file", required=False, metavar="[FILE]")
 @run_options
+@beginning_cache_options
 @row_options
 @sampling_options
 @constraint_options
@@ -124,6 +131,7 @@ def command(
     output: Output,
     file: str | None,
     how: RunOptions,
+    cache: PromptCacheOptions,
     shape: RowOptions,
     sampling: SamplingOptions,
     constraint: ConstraintOptions,
@@ -145,9 +153,11 @@ def command(
     With -o the same command goes on after a break where it ended, whatever ended it.
     """
     begun_s = time.perf_counter()
+    how.check(cache)
     shape.check()
     sampling.given()
     constraint.check()
+    cache.check()
     grammar = constraint.grammar()
     with Notes(quiet) as notes, RowSource(file, notes) as source:
         from tfm.cli.batch_run import BatchRun
@@ -159,7 +169,7 @@ def command(
             run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
             stopped = _once(lambda: _stop(run, rows, notes))
             output.at_stop = stopped
-            with closing(how.batch(loaded)) as batch:
+            with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch):
                 try:
                     run.run(batch)
                 except KeyboardInterrupt:
