@@ -6,6 +6,7 @@ here once and is a typed field everywhere else.
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -157,6 +158,9 @@ class SamplingOptions:
         from tfm.engine.sampling import SamplingParams
 
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        twice = [id_ for id_, count in Counter(id_ for id_, _ in self.logit_bias).items() if count > 1]
+        if twice:
+            raise click.UsageError(f"--logit-bias: token {twice[0]} is given more than once.")
         values["logit_bias"] = dict(self.logit_bias) or None
         values = {name: value for name, value in values.items() if value is not None}
         for name, value in values.items():

@@ -169,9 +169,7 @@ def sample(
     not finite, and where nothing is left to choose from.
     """
     if not np.isfinite(logits_V).all():
-        count = int(np.count_nonzero(~np.isfinite(logits_V)))
-        found = f"{count} of {len(logits_V)} are NaN or infinite"
-        raise TfmError(f"logits for position {position}", found, "finite numbers", "the weights may be damaged")
+        raise not_finite(logits_V, position)
     changed_V = _change(logits_V, params, prompt_ids, answer_ids) if params.changes_logits else logits_V
     if allowed_V is not None:
         changed_V = np.where(allowed_V, changed_V, np.float32(-np.inf))
@@ -183,6 +181,13 @@ def sample(
     total = log_sum_exp(logits_V)
     top = tuple((int(i), float(logits_V[i]) - total) for i in likeliest(logits_V, logprobs)) if logprobs else ()
     return Sampled(id_, float(logits_V[id_]) - total, top)
+
+
+def not_finite(logits_V: Logits, position: int) -> TfmError:
+    """The error of logits that are no numbers."""
+    found = f"{int(np.count_nonzero(~np.isfinite(logits_V)))} of {len(logits_V)} are NaN or infinite"
+    do = "the weights may be damaged: tfm check tells where"
+    return TfmError(f"logits for position {position}", found, "finite numbers", do)
 
 
 def log_sum_exp(logits_V: Logits) -> float:

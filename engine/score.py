@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfm.engine.errors import TfmError
-from tfm.engine.sampling import Logits, log_sum_exp
+from tfm.engine.sampling import Logits, log_sum_exp, not_finite
 from tfm.engine.scored_text import Text
 from tfm.kernels.records import KV_BLOCK
 
@@ -212,11 +212,7 @@ class _Run:
         if self._error is not None:
             return
         if not np.isfinite(logits_V).all():
-            count = int(np.count_nonzero(~np.isfinite(logits_V)))
-            found = f"{count} of {len(logits_V)} are NaN or infinite"
-            self._error = TfmError(
-                f"logits for position {index}", found, "finite numbers", "the weights may be damaged"
-            )
+            self._error = not_finite(logits_V, index)
             return
         id_ = self.text.ids[index]
         logit = logits_V[id_]

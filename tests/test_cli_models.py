@@ -47,7 +47,7 @@ def env(hub: HubServer, tmp_path: Path) -> Env:
 
 def test_pull_then_run_without_the_hub(hub: HubServer, env: Env, parrot: Path) -> None:
     """The folder is on stdout, alone; what was pulled needs no hub afterwards."""
-    done = run("pull", REPO, env=env)
+    done = run("pull", "-q", REPO, env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     folder = Path(done.stdout.decode().removesuffix("\n"))
     assert (folder / "model.safetensors").read_bytes() == (parrot / "model.safetensors").read_bytes()
@@ -94,7 +94,7 @@ def test_pull_what_is_not_there(env: Env, ref: str, word: str) -> None:
 def test_pull_what_cannot_be_run(hub: HubServer, env: Env) -> None:
     """That it will not run is told at once and not at the first use; it ended as if all were well. It stays there."""
     hub.branches["main"]["config.json"] = b'{"model_type": "bert"}'
-    done = run("pull", REPO, env=env)
+    done = run("pull", "-q", REPO, env=env)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
     assert b"it is here (" in done.stderr
     assert b"tfm cannot run it: " in done.stderr

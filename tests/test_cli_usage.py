@@ -219,6 +219,7 @@ def test_text_after_two_dashes(parrot: Path) -> None:
         (["--logit-bias", "a=1"], "--logit-bias"),
         (["--logit-bias", "5=nan"], "--logit-bias: found 5=nan"),
         (["--logit-bias", "5=inf"], "--logit-bias: found 5=inf"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "--logit-bias: token 5 is given more than once"),
         (["--seed", "-1"], "--seed: found -1"),
         (["--seed", "18446744073709551616"], "--seed"),
         (["--stop", ""], "--stop"),
