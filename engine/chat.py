@@ -8,6 +8,7 @@ written by the template; twins are turned back, and the tokenizer is told which 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +221,11 @@ class _Twins:
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
     """Finds the names as the tokenizer does: leftmost, then longest."""
+    return _pattern(frozenset(names))
+
+
+@lru_cache(maxsize=32)  # many conversations for one model have the same names, nearly always with the same twins
+def _pattern(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name)))) or r"(?!)")
 
 
