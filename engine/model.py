@@ -87,11 +87,12 @@ class Model:
         """
         from tfm.engine.packed import own_copy
 
-        image = own_copy(self.table.image)
-        if image is not None:
-            kind = KV_TYPES[self.kv_type]
-            self.table = LayerTable(self.config, image, self.ctx, kind)
-            self._fill_step(kind)
+        with self._team.lock:
+            image = own_copy(self.table.image)
+            if image is not None:
+                kind = KV_TYPES[self.kv_type]
+                self.table = LayerTable(self.config, image, self.ctx, kind)
+                self._fill_step(kind)
 
     def sequence(self) -> Sequence:
         """A new text, empty; of at most ctx positions."""

@@ -38,13 +38,9 @@ RUN_LOCK = ".lock"
 SETTLED_S = 60  # by then a process has locked the temporary folder that it made
 
 
-def cache_root() -> Path:
-    """The folder of everything tfm keeps; it may not exist yet."""
-    return cache_folder()
-
-
 def models_folder() -> Path:
-    return cache_root() / "models"
+    """The folder of models that tfm keeps; it may not exist yet."""
+    return cache_folder() / "models"
 
 
 def imported(

@@ -56,7 +56,7 @@ class Team:
     def __init__(
         self, threads: int, work: int, columns: int, scratch_bytes: int, alone_when_busy: bool = True
     ) -> None:  # fmt: skip
-        self.threads, self.lock, self._alone_when_busy = threads, threading.Lock(), alone_when_busy
+        self.threads, self.lock, self._alone_when_busy = threads, threading.RLock(), alone_when_busy
         self._alone, self._patience = 0, 1
         self.steps_alone = 0  # of all so far
         self._sizes = work, columns, scratch_bytes
@@ -122,7 +122,7 @@ def _forked(team_ref: "weakref.ref[Team]") -> None:
     """In a child process: it has the memory, but neither the helpers nor whoever held the lock."""
     team = team_ref()
     if team is not None:
-        team.lock = threading.Lock()
+        team.lock = threading.RLock()
         team._end.detach()
 
 

@@ -15,7 +15,8 @@ from tfm.engine.config import read_config
 from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.hub import resolve
-from tfm.engine.store import StoredModel, building, cache_root, list_models, remove_model
+from tfm.engine.store import StoredModel, building, list_models, remove_model
+from tfm.kernels.jit import cache_folder
 
 COMMITS = {"main": "1" * 40, "v2": "2" * 40, "": "3" * 40}
 
@@ -69,7 +70,7 @@ def test_imported_gguf(tmp_path: Path) -> None:
     assert remove_model("m.gguf") == model.size_bytes
     assert list_models() == []
     assert path.is_file()
-    assert [entry for entry in (cache_root() / "models").iterdir() if entry.is_dir()] == []
+    assert [entry for entry in (cache_folder() / "models").iterdir() if entry.is_dir()] == []
     assert resolve("m.gguf") == folder
 
 
@@ -156,7 +157,7 @@ def pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def images() -> list[Path]:
-    return list((cache_root() / "packed").glob("*.image"))
+    return list((cache_folder() / "packed").glob("*.image"))
 
 
 def test_packed_weights_go_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +217,7 @@ def test_damaged_note_of_packed_weights(tmp_path: Path, monkeypatch: pytest.Monk
     """It must not keep anything else from being listed and removed."""
     folder = write_checkpoint(tmp_path / "mine", FLOATS["llama-wide"], dtype="F32")
     pack(folder, monkeypatch)
-    (note,) = (cache_root() / "packed").glob("*.json")
+    (note,) = (cache_folder() / "packed").glob("*.json")
     note.write_text(damage)
     write_gguf(tmp_path / "m.gguf")
     resolve("m.gguf")
@@ -238,7 +239,7 @@ def test_building_fails_without_traces() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="broken"):
             build()
-        assert [entry for entry in (cache_root() / "models").iterdir() if entry.is_dir()] == []
+        assert [entry for entry in (cache_folder() / "models").iterdir() if entry.is_dir()] == []
 
 
 def test_what_is_being_built_is_not_swept_nor_listed() -> None:
@@ -251,4 +252,4 @@ def test_what_is_being_built_is_not_swept_nor_listed() -> None:
             (other / "model").mkdir()
         assert staging.is_dir()
         assert list_models() == []
-    assert (cache_root() / "models/x").is_dir()
+    assert (cache_folder() / "models/x").is_dir()
