@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tfm.cli import row_order
+from tfm.cli.batch import row_order
+from tfm.cli.batch.resume import Done, Expected
+from tfm.cli.batch.row_file import RowFile
+from tfm.cli.batch.row_order import Turns, Waiting
+from tfm.cli.batch.row_source import RowSource
+from tfm.cli.batch.written import read_written, row_begin, row_text
 from tfm.cli.output import Notes
-from tfm.cli.resume import Done, Expected
-from tfm.cli.row_file import RowFile
-from tfm.cli.row_order import Turns, Waiting
-from tfm.cli.row_source import RowSource
-from tfm.cli.written import read_written, row_begin, row_text
 from tfm.engine.errors import TfmError
 
 ROWS = 12
@@ -144,7 +144,7 @@ def test_many_rows_read_fast(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ one writer
 
 
-HOLD = "import sys; from tfm.cli.row_file import RowFile; rows = RowFile(sys.argv[1]); print(1, flush=True); input()"
+HOLD = "import sys; import tfm.cli.batch.row_file as f; rows = f.RowFile(sys.argv[1]); print(1, flush=True); input()"
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:

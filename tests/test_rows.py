@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tfm.cli.batch.rows import FIELDS, Defaults, id_in, read_row
 from tfm.cli.prompt import PromptOptions
-from tfm.cli.rows import FIELDS, Defaults, id_in, read_row
 from tfm.engine import load
 from tfm.engine.constraint import Constraint, Constraints, Grammar
 from tfm.engine.errors import TfmError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfm.cli.batch.row_source import RowSource
 from tfm.cli.constraint import ConstraintOptions, constraint_options
 from tfm.cli.options import (
     Command,
@@ -23,14 +24,13 @@ from tfm.cli.options import (
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, chat_options
 from tfm.cli.prompt_cache import PromptCacheOptions, beginning_cache_options
-from tfm.cli.row_source import RowSource
 from tfm.cli.values import TEXT, WholeType
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
-    from tfm.cli.batch_run import BatchRun
-    from tfm.cli.row_file import RowFile, RowStream
-    from tfm.cli.rows import Defaults
+    from tfm.cli.batch.row_file import RowFile, RowStream
+    from tfm.cli.batch.rows import Defaults
+    from tfm.cli.batch.run import BatchRun
     from tfm.engine.batch import Batch
     from tfm.engine.constraint import Grammar
     from tfm.engine.model import Model
@@ -59,7 +59,7 @@ class RowOptions:
             raise click.UsageError("--stop needs at least one character.")
 
     def defaults(self, model: "Model", sampling: SamplingOptions, grammar: "Grammar | None") -> "Defaults":
-        from tfm.cli.rows import Defaults
+        from tfm.cli.batch.rows import Defaults
         from tfm.engine.sampling import SamplingParams
 
         params = SamplingParams.from_folder(model.folder, **sampling.given())
@@ -160,8 +160,8 @@ def command(
     cache.check()
     grammar = constraint.grammar()
     with Notes(quiet) as notes, RowSource(file, notes) as source:
-        from tfm.cli.batch_run import BatchRun
-        from tfm.cli.row_file import open_rows
+        from tfm.cli.batch.row_file import open_rows
+        from tfm.cli.batch.run import BatchRun
 
         with open_rows(how.out, output, source) as rows, closing(model.load(notes)) as loaded:
             loaded_s = time.perf_counter()
@@ -198,7 +198,7 @@ def _once(act: Callable[[], None]) -> Callable[[], None]:
 
 def _stop(run: "BatchRun", rows: "RowFile | RowStream", notes: Notes) -> None:
     """What is done and said when Ctrl-C ends the run."""
-    from tfm.cli.row_file import RowFile
+    from tfm.cli.batch.row_file import RowFile
 
     run.release()
     if isinstance(rows, RowFile):

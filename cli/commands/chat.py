@@ -25,7 +25,7 @@ from tfm.cli.values import TEXT, WholeType
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
-    from tfm.cli.chat_turns import Turns
+    from tfm.cli.chat.turns import Turns
     from tfm.engine.cache import Sequence
     from tfm.engine.conversation import Conversation
     from tfm.engine.model import Model
@@ -96,7 +96,7 @@ def command(
         _need_template(model.ref)
         grammar = constraint.grammar()
         with closing(model.load(notes)) as loaded, cache.sequence(loaded) as sequence:
-            from tfm.cli.chat_turns import Turns
+            from tfm.cli.chat.turns import Turns
             from tfm.engine.conversation import AnswerSettings
 
             params = sampling.params(loaded, notes)
@@ -129,11 +129,11 @@ def _converse(turns: "Turns") -> None:
     """On a terminal, or line by line."""
     stdin_is_terminal = sys.stdin is not None and os.isatty(0)
     if stdin_is_terminal and turns.output.is_terminal:
-        from tfm.cli.chat_session import Session
+        from tfm.cli.chat.session import Session
 
         Session(turns).run()
         return
-    from tfm.cli.chat_lines import answer_lines
+    from tfm.cli.chat.lines import answer_lines
 
     if stdin_is_terminal:
         turns.notes.note("stdout is no terminal: each line is a message, and Ctrl-D ends the conversation")

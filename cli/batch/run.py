@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tfm.cli.answer import Answer, IdsInText, peak_memory_bytes
+from tfm.cli.batch.resume import Done, Expected
+from tfm.cli.batch.row_file import RowFile, RowStream
+from tfm.cli.batch.row_order import Turns
+from tfm.cli.batch.row_source import RowSource
+from tfm.cli.batch.rows import Defaults, Row, id_in, read_row
+from tfm.cli.batch.written import row_begin, row_text
 from tfm.cli.output import Notes
-from tfm.cli.resume import Done, Expected
-from tfm.cli.row_file import RowFile, RowStream
-from tfm.cli.row_order import Turns
-from tfm.cli.row_source import RowSource
-from tfm.cli.rows import Defaults, Row, id_in, read_row
-from tfm.cli.written import row_begin, row_text
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:

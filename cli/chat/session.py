@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from tfm.cli import chat_file
-from tfm.cli.chat_prompt import Prompt, keys_kept
-from tfm.cli.chat_turns import Turns
+from tfm.cli.chat import file as chat_file
+from tfm.cli.chat.prompt import Prompt, keys_kept
+from tfm.cli.chat.turns import Turns
 from tfm.cli.interrupt import Wish, noted
 from tfm.cli.output import say
 from tfm.engine.errors import TfmError

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tfm.cli.batch.resume import Done, Expected, match, match_in_order
+from tfm.cli.batch.row_order import Waiting, lock
+from tfm.cli.batch.row_source import RowSource
+from tfm.cli.batch.written import read_written
 from tfm.cli.output import Output, write_all
-from tfm.cli.resume import Done, Expected, match, match_in_order
-from tfm.cli.row_order import Waiting, lock
-from tfm.cli.row_source import RowSource
-from tfm.cli.written import read_written
 from tfm.engine.errors import TfmError
 
 SAME_AGAIN = "make room, then run the same command again: it goes on from here"

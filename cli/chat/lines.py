@@ -2,7 +2,7 @@
 
 import sys
 
-from tfm.cli.chat_turns import Turns
+from tfm.cli.chat.turns import Turns
 from tfm.cli.lines import LONGEST_BYTES, Lines
 from tfm.cli.text import decode
 from tfm.engine.errors import TfmError

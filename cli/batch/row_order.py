@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tfm.cli.written import read_written
+from tfm.cli.batch.written import read_written
 from tfm.engine.errors import TfmError
 
 SMALL_BYTES = 1 << 20  # so much that nobody needs may stand in the file of waiting rows

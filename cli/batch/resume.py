@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tfm.cli.written import OTHER, Written, shown_bytes
+from tfm.cli.batch.written import OTHER, Written, shown_bytes
 from tfm.engine.errors import TfmError
 
 EACH_ONCE = "answers to rows of the input, each once"

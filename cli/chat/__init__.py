@@ -1,0 +1,1 @@
+"""A conversation: its turns, at a terminal or line by line."""
