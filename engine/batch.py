@@ -5,7 +5,7 @@ answered, and beside them as much of the waiting prompts as there is room for. A
 next one at once. What a request gets does not depend on its neighbours, bit for bit, so neither does its answer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +80,9 @@ class _Row:
         self.sequence.truncate(len(self.text.prompt) + len(self.text.answer) - 1)
 
 
+OVER = Finished(-1, 0, [])  # behind the last request
+
+
 class Batch:
     """Answers requests on at most `slots` sequences at once.
 
@@ -98,20 +101,35 @@ class Batch:
         self._common: list[int] | None = None  # what all prompts so far begin with
         self.generated = self.read = 0
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Finished]:
-        """The answers as they finish. A request is taken when there is a slot and memory for it."""
+    def run(
+        self, requests: Iterable[Request | None], tick: Callable[[], None] = lambda: None
+    ) -> Iterator[Finished]:
+        """The answers as they finish. A request is taken when there is a slot and memory for it.
+
+        None among the requests says that there is none for now: the next one is asked for after the next step. It must
+        not come while nothing is being answered. tick is called after each step of the model.
+        """
         waiting = self._prepared(requests)
-        following = next(waiting, None)
+        following: _Row | Finished | None = None
+        is_over = False
         try:
-            while following is not None or self._rows:
-                while following is not None and (isinstance(following, Finished) or self._has_room(following)):
-                    if isinstance(following, Finished):
+            while not is_over or self._rows:
+                while not is_over:
+                    if following is None:
+                        following = next(waiting, OVER)
+                    if following is OVER:
+                        is_over, following = True, None
+                    elif isinstance(following, Finished):
                         yield following
-                    else:
+                        following = None
+                    elif following is not None and self._has_room(following):
                         self._rows.append(following)
-                    following = next(waiting, None)
+                        following = None
+                    else:
+                        break
                 if self._rows:
                     yield from self._step()
+                    tick()
         finally:
             while self._rows:
                 self._rows.pop().sequence.close()
@@ -134,8 +152,13 @@ class Batch:
         if self.prefixes is not None:
             self.prefixes.close()
 
-    def _prepared(self, requests: Iterable[Request]) -> Iterator[_Row | Finished]:
-        for index, request in enumerate(requests):
+    def _prepared(self, requests: Iterable[Request | None]) -> Iterator[_Row | Finished | None]:
+        index = -1
+        for request in requests:
+            if request is None:
+                yield None
+                continue
+            index += 1
             try:
                 text = Continuation(self._model, request)
             except TfmError as error:

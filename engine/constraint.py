@@ -109,10 +109,10 @@ def _refuse(constant: str) -> None:
 
 
 def _in_lark(regex: str) -> str:
-    """regex as it stands between the slashes of a Lark grammar."""
+    """regex as it stands between the slashes of a Lark grammar; its \\d is 0 to 9, and not a digit of any script."""
     from llguidance import regex_to_lark
 
-    return regex_to_lark(regex, "")
+    return regex_to_lark(regex, "d")
 
 
 def grammar_of_row(row: Mapping[str, object]) -> Grammar | None:

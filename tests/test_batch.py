@@ -137,6 +137,49 @@ def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
     assert model.pool.blocks_in_use == 0
 
 
+def test_requests_that_come_later(model: Model) -> None:
+    """Guards against a row of a slow pipe that waits until all that came before is answered."""
+    order: list[int] = []
+
+    def slow() -> Iterator[Request | None]:
+        yield Request([5, 6], 60)
+        yield None
+        yield None
+        yield Request([5], 2)
+        while 1 not in order:
+            yield None
+        yield Request([6], 1)
+
+    steps = 0
+
+    def tick() -> None:
+        nonlocal steps
+        steps += 1
+
+    for finished in Batch(model, slots=4).run(slow(), tick):
+        order.append(finished.index)
+    assert order == [1, 2, 0]
+    assert steps == len(finished.tokens)
+
+
+def test_logits_that_are_no_numbers_fail_their_row_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the path of an error in the middle of an answer: its memory comes back, the others go on."""
+    step = Model.step
+
+    def damaged(self: Model, work: list, *how: object) -> object:
+        logits = step(self, work, *how)
+        for i, (_, ids) in enumerate(work):
+            if ids == [13]:
+                logits[i] = float("nan")
+        return logits
+
+    monkeypatch.setattr(Model, "step", damaged)
+    found = answers(Batch(model, slots=3, share_prefixes=False), [Request([5], 3), Request([13], 3), Request([6], 3)])
+    assert "NaN or infinite" in str(found[1].error)
+    assert [found[i].error for i in (0, 2)] == [None, None]
+    assert model.pool.blocks_in_use == 0
+
+
 def test_rows_wait_for_memory(folder: Path) -> None:
     """Guards against a row that fails because its neighbours took the memory: it waits until there is room."""
     model = load(folder, threads=1, ctx=300)

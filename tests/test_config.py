@@ -290,7 +290,7 @@ def test_not_there(tmp_path: Path) -> None:
     """No folder, a file where a folder should be, and a folder without config.json are three faults."""
     with pytest.raises(TfmError, match=r"model folder .*nowhere: found nothing there"):
         read_config(tmp_path / "nowhere")
-    with pytest.raises(TfmError, match=r"config\.json: found nothing there"):
+    with pytest.raises(TfmError, match=r"model folder .*: found no config\.json in it"):
         read_config(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(TfmError, match=r"model folder .*file: found a file"):
