@@ -7,6 +7,7 @@ without thoughts, with other tokens than the model chose), the common prefix sta
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,7 +21,7 @@ from tfm.engine.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from tfm.engine import cache
-    from tfm.engine.constraint import Constraint, Grammar
+    from tfm.engine.constraint import Constraint, Constraints, Grammar
     from tfm.engine.generate import Token
     from tfm.engine.model import Model
     from tfm.engine.tokenizer import Message
@@ -117,6 +118,17 @@ class Conversation:
         """The prompt when text is the next message."""
         return self.model.tokenizer.chat_ids([*self.messages, _message("user", text)])
 
+    def check_grammar(self, grammar: "Grammar") -> None:
+        """Raises TfmError for a grammar that no answer can keep to, before a message is sent."""
+        self._constraints.start(grammar, ())
+
+    @cached_property
+    def _constraints(self) -> "Constraints":
+        """One for all turns: to read a large vocabulary takes a second and more."""
+        from tfm.engine.constraint import Constraints
+
+        return Constraints(self.model.tokenizer, self.model.config.vocab_size)
+
     def answer(
         self, text: str, settings: AnswerSettings | None = None, progress: Progress = silent
     ) -> "Generator[Token, None, None]":
@@ -143,12 +155,7 @@ class Conversation:
         ids = self.model.tokenizer.chat_ids([*system, *turns])
         if len(ids) > self.model.ctx:
             raise self.model.too_long(len(ids))
-        wanted = None
-        if settings.grammar is not None:
-            from tfm.engine.constraint import Constraints
-
-            vocab_size = self.model.config.vocab_size
-            wanted = Constraints(self.model.tokenizer, vocab_size).start(settings.grammar, ids)
+        wanted = None if settings.grammar is None else self._constraints.start(settings.grammar, ids)
         self.constraint = wanted
         self.new_tokens = len(ids) - self.sequence.keep(ids)
         tokens = self.model.generate(

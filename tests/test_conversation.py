@@ -8,6 +8,7 @@ import pytest
 from parrot import write_parrot
 
 from tfm.engine import Model, SamplingParams, TfmError, load
+from tfm.engine.constraint import Constraints, Grammar
 from tfm.engine.conversation import AnswerSettings, Conversation, require_template
 
 ANSWER = "Hi é🙂!"
@@ -127,6 +128,25 @@ def test_answers_are_those_of_a_fresh_run(default_model_folder: Path) -> None:
         check(conversation.answer("é🙂 <|im_end|>", settings))
         conversation.set_system(None)
         check(conversation.answer("Now?", settings))
+
+
+def test_the_vocabulary_is_read_once(faithful: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constraint read the whole vocabulary at every turn, a second and more each time."""
+    made: list[Constraints] = []
+    first = Constraints.__init__
+
+    def counted(self: Constraints, *arguments) -> None:
+        made.append(self)
+        first(self, *arguments)
+
+    monkeypatch.setattr(Constraints, "__init__", counted)
+    grammar = Grammar("regex", "[A-Z][a-z]", "--regex")
+    with Conversation(faithful) as conversation:
+        assert not made
+        conversation.check_grammar(grammar)
+        assert [len(said(conversation, text, grammar=grammar)) for text in ("one", "two")] == [2, 2]
+        assert "".join(token.text for token in conversation.regenerate(AnswerSettings(grammar=grammar))).isalpha()
+    assert len(made) == 1
 
 
 def test_control_tokens_in_messages_stay_text(default_model_folder: Path) -> None:
