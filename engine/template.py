@@ -35,6 +35,7 @@ from tfm.engine.template_formats import percent, strftime_now
 F = TypeVar("F", bound=Callable[..., Any])
 
 RENDER_SECONDS = 5.0
+LATE_AT_MOST = 2  # conversations in turn that took longer; then no other is tried: ten thousand rows would take a day
 LONGEST_SOURCE = 1 << 18  # ten times the longest of the published ones
 CHARACTERS = 1 << 26  # made in one rendering, besides EACH_INPUT for every character of the conversation
 EACH_INPUT = 8
@@ -52,6 +53,7 @@ class Template:
         self._name, self._seconds = name, seconds
         self._environment = Environment(seconds)
         self._lock = threading.Lock()
+        self._late = 0  # conversations in turn for which the time did not do
         if len(source) > LONGEST_SOURCE:
             raise TfmError(f"{name}: chat template", f"{len(source)} characters", f"at most {LONGEST_SOURCE}")
         try:
@@ -63,6 +65,9 @@ class Template:
     def render(self, variables: Mapping[str, object]) -> str:
         """The text. Raises TfmError when the template fails, refuses the conversation or does what no template may."""
         with self._lock:
+            if self._late == LATE_AT_MOST:
+                found = f"still running after {self._seconds:g} s, {LATE_AT_MOST} times in turn"
+                raise TfmError(f"{self._name}: chat template", found, do="or use --raw")
             characters = CHARACTERS + EACH_INPUT * weigh(variables, sys.maxsize)
             budget = self._environment.budget = Budget(characters, self._seconds)
             try:
@@ -72,7 +77,9 @@ class Template:
                         budget.spend(len(piece))
                         pieces.append(piece)
             except FAULTS as error:
+                self._late = self._late + 1 if budget.is_over else 0
                 raise TfmError(f"{self._name}: chat template", _message(error), do="or use --raw") from error
+            self._late = 0
         return "".join(pieces)
 
 

@@ -22,8 +22,13 @@ class Budget:
         self._left, self._seconds = characters, seconds
         self.end = time.monotonic() + seconds
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is used up."""
+        return time.monotonic() > self.end
+
     def look_at_clock(self) -> None:
-        if time.monotonic() > self.end:
+        if self.is_over:
             raise SecurityError(f"still running after {self._seconds:g} s")
 
     def afford(self, characters: float) -> None:

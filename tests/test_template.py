@@ -1,5 +1,6 @@
 """Chat templates: what transformers gives them, and what no template may do."""
 
+import contextlib
 import json
 import re
 import resource
@@ -222,6 +223,25 @@ def test_refused_in_bounded_time_and_memory(source: str) -> None:
         render(source)
     assert time.perf_counter() - begin < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < (1 << 20)  # KiB
+
+
+def test_for_ever_is_not_tried_for_ever() -> None:
+    """Guards against a batch of ten thousand rows that waits seconds for each, since every one is refused anew."""
+    slow = "{% if messages %}{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}{% endif %}x"
+    template = Template(slow, "test", 0.2)
+    late = "still running after 0.2 s"
+    for found in (late, late, f"{late}, 2 times in turn"):
+        with pytest.raises(TfmError, match=f"{found}; or use --raw"):
+            template.render({"messages": [1]})
+    begin = time.perf_counter()
+    with pytest.raises(TfmError, match="2 times in turn"):
+        template.render({"messages": []})
+    assert time.perf_counter() - begin < 0.2
+    other = Template(slow, "test", 0.2)
+    for messages in ([1], [], [1]):
+        with contextlib.suppress(TfmError):
+            other.render({"messages": messages})
+    assert other.render({"messages": []}) == "x"
 
 
 AS = '{% set s = "a" * 60000 %}{% set b = "b" * 100000 %}{% set big = "a" * 8000000 %}'
