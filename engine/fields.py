@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 from tfm.engine.errors import TfmError
-from tfm.engine.files import read_text_bytes
+from tfm.engine.files import CHECK, read_text_bytes
 
 T = TypeVar("T")
 
@@ -15,22 +15,26 @@ LARGEST_SIZE = 2**31 - 1
 SHOWN_CHARACTERS = 60
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """The object in a JSON file. Raises TfmError when the file is not there, not JSON, or not an object."""
+def read_json(path: Path, do: str | None = None) -> dict[str, object]:
+    """The object in a JSON file. Raises TfmError when the file is not there, not JSON, or not an object.
+
+    do is the remedy for a file that is not one of a model.
+    """
+    mend = do or "download the file again or mend it"
     try:
-        text = read_text_bytes(path).decode("utf-8-sig")
+        text = read_text_bytes(path, do or CHECK).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"a byte that is not UTF-8 at {error.start}"
-        raise TfmError(f"file {path}: not JSON", found, do="download the file again or mend it") from error
+        raise TfmError(f"file {path}: not JSON", found, do=mend) from error
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         place = f"{error.msg} in line {error.lineno}, column {error.colno}"
-        raise TfmError(f"file {path}: not JSON", place, do="download the file again or mend it") from error
+        raise TfmError(f"file {path}: not JSON", place, do=mend) from error
     except (ValueError, RecursionError) as error:
         raise TfmError(f"file {path}: not JSON that can be read", error) from error
     if not isinstance(found, dict):
-        raise TfmError(f"file {path}", shown(found), "a JSON object")
+        raise TfmError(f"file {path}", shown(found), "a JSON object", do)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import BinaryIO
 from tfm.engine.errors import TfmError
 
 LONGEST_TEXT_BYTES = 1 << 29  # no tokenizer.json or index comes near; such a file would take the memory first
+CHECK = "check the folder, or download the model again"
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -16,7 +17,7 @@ KINDS = {
 }
 
 
-def open_file(path: Path, do: str = "check the folder, or download the model again") -> BinaryIO:
+def open_file(path: Path, do: str = CHECK) -> BinaryIO:
     """The regular file at path, or behind the link there. Raises TfmError for another kind, or what cannot be read."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
@@ -33,16 +34,16 @@ def open_file(path: Path, do: str = "check the folder, or download the model aga
         raise TfmError(f"file {path}: cannot be read", error.strerror or error, do=do) from error
 
 
-def read_text_bytes(path: Path) -> bytes:
+def read_text_bytes(path: Path, do: str = CHECK) -> bytes:
     """All of a regular file of text, such as config.json. Raises TfmError as open_file, and when it is too long."""
-    with open_file(path) as file:
+    with open_file(path, do) as file:
         try:
             data = file.read(LONGEST_TEXT_BYTES + 1)
         except OSError as error:
             raise TfmError(f"file {path}: cannot be read", error.strerror or error) from error
     if len(data) > LONGEST_TEXT_BYTES:
         allowed = f"up to {LONGEST_TEXT_BYTES}"
-        raise TfmError(f"file {path}: length", f"more than {LONGEST_TEXT_BYTES} bytes", allowed, "download it again")
+        raise TfmError(f"file {path}: length", f"more than {LONGEST_TEXT_BYTES} bytes", allowed, do)
     return data
 
 

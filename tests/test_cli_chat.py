@@ -372,15 +372,15 @@ def test_words_behind_a_slash(chatty_parrot: Path, home: Path, tmp_path: Path) -
 
 
 def test_completion_of_commands(chatty_parrot: Path, home: Path, tmp_path: Path) -> None:
-    """Tab completes the names of commands, and of files behind those that take one."""
+    """Tab completes the names of commands, with the space before an argument, and of files where one is taken."""
     (tmp_path / "a conversation.json").write_text('{"messages": []}')
     with chat(chatty_parrot, home=home) as terminal:
         terminal.see_prompt()
-        terminal.type("/sys\t Be kind." + ENTER)
+        terminal.type("/sys\tBe kind." + ENTER)
         terminal.say("/system")
         terminal.see("Be kind.\r\n")
         terminal.see_prompt()
-        terminal.type(f"/load {tmp_path}/a c\t" + ENTER)
+        terminal.type(f"/lo\t{tmp_path}/a c\t" + ENTER)
         terminal.see("loaded: 0 turns")
         terminal.say("/bye")
         assert terminal.end() == 0
@@ -470,6 +470,40 @@ def test_save_and_load(chatty_parrot: Path, endless: Path, home: Path, tmp_path:
     assert contents == ["Be kind.", "hello", "Hi ", "go on", "abc"]
 
 
+def test_quotes_around_a_name(chatty_parrot: Path, home: Path, tmp_path: Path) -> None:
+    """The quotes became a part of the file's name."""
+    with chat(chatty_parrot, home=home) as terminal:
+        terminal.say(f"/save {tmp_path}/Ada's talk.json")
+        terminal.see("saved: ")
+        for quote in "'", '"':
+            terminal.say(f"/save {quote}{tmp_path}/my talk.json{quote}")
+            terminal.see("saved: ")
+            terminal.say(f"/load {quote}{tmp_path}/my talk.json{quote}")
+            terminal.see("loaded: 0 turns")
+        terminal.say('/save "my talk.json')
+        terminal.see("close the quote")
+        terminal.say("/bye")
+        assert terminal.end() == 0
+    assert sorted(os.listdir(tmp_path)) == ["Ada's talk.json", "data", "my talk.json"]
+
+
+def test_the_command_line_wins_over_a_file(chatty_parrot: Path, home: Path, tmp_path: Path) -> None:
+    """/load changed what the person had asked for on the command line."""
+    file = tmp_path / "saved.json"
+    settings = {"max_tokens": 3, "stop": ["x"], "temperature": 0.5, "top_p": 0.5, "seed": 9}
+    file.write_text(json.dumps({"messages": [], "settings": settings}))
+    with chat(chatty_parrot, "-n", "1024", "--temperature", "0", home=home) as terminal:
+        terminal.say(f"/load {file}")
+        terminal.see("settings of the file: top_p 0.5, stop ('x',)")
+        terminal.see("not taken from the file, since the command line says otherwise: temperature, max_tokens")
+        terminal.say(f"/save {tmp_path}/new.json")
+        terminal.see("saved: ")
+        terminal.say("/bye")
+        assert terminal.end() == 0
+    saved = json.loads((tmp_path / "new.json").read_text())["settings"]
+    assert settings | {"max_tokens": 1024, "temperature": 0} == {name: saved[name] for name in settings}
+
+
 def test_save_keeps_what_is_there(chatty_parrot: Path, home: Path, tmp_path: Path) -> None:
     """A file that is no conversation was overwritten, a link replaced, or an error left a piece of a file."""
     notes, target, link = tmp_path / "notes.txt", tmp_path / "target.json", tmp_path / "link.json"
@@ -495,8 +529,8 @@ def test_save_keeps_what_is_there(chatty_parrot: Path, home: Path, tmp_path: Pat
 
 
 BAD_FILES = {
-    "nothing": (None, "nothing there"),
-    "not JSON": ("{", "not JSON"),
+    "nothing": (None, "nothing there; name a file that /save wrote"),
+    "not JSON": ("{", "column 2; name a file that /save wrote"),
     "a list": ("[]", "a JSON object"),
     "no messages": ("{}", "field messages: found nothing"),
     "format": ('{"format": "x", "messages": []}', 'field format: found "x"'),
@@ -507,8 +541,17 @@ BAD_FILES = {
     "order": ('{"messages": [{"role": "assistant", "content": "a"}]}', 'messages[0].role: found "assistant"'),
     "setting": ('{"messages": [], "settings": {"temperature": -1}}', "field settings.temperature: found -1"),
     "type": ('{"messages": [], "settings": {"top_p": "x"}}', "field settings.top_p: found x"),
-    "unknown": ('{"messages": [], "settings": {"warmth": 1}}', "field settings.warmth"),
+    "unknown": ('{"messages": [], "settings": {"warmth": 1}}', "allowed: temperature, top_k, "),
+    "names": ('{"messages": [], "settings": {"warmth": 1}}', "logit_bias, seed, max_tokens, stop"),
     "bias": ('{"messages": [], "settings": {"logit_bias": {"9999": 1}}}', "settings.logit_bias: found token id 9999"),
+    "underscore": (
+        '{"messages": [], "settings": {"logit_bias": {"1_0": 1}}}',
+        'field settings.logit_bias: found {"1_0"',
+    ),
+    "flag": (
+        '{"messages": [], "settings": {"logit_bias": {"1": true}}}',
+        'field settings.logit_bias: found {"1": true',
+    ),
     "tokens": ('{"messages": [], "settings": {"max_tokens": 0}}', "field settings.max_tokens: found 0"),
     "stop": ('{"messages": [], "settings": {"stop": [""]}}', "field settings.stop"),
 }

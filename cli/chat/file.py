@@ -2,31 +2,46 @@
 
 import json
 import os
-import tempfile
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+import stat
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm.engine.conversation import AnswerSettings
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import Fields, read_json, shown
+from tfm.engine.fields import Fields, is_integer, read_json, shown
 from tfm.engine.files import expanded, is_there
 from tfm.engine.sampling import SamplingParams
+from tfm.kernels.new_file import new_file
 
 if TYPE_CHECKING:
     from tfm.engine.conversation import Conversation
 
 FORMAT = "tfm conversation 1"
 ROLES = ("system", "user", "assistant")
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
+SETTINGS = (*SAMPLING, "max_tokens", "stop")
+REMEDY = "name a file that /save wrote"
+MOST_DIGITS = 18  # of a token id
 
 
-def save(file: str, conversation: "Conversation", settings: AnswerSettings) -> Path:
+@dataclass(frozen=True)
+class Loaded:
+    """What a file says besides the messages: the model's name, the settings, and those that were not taken from it."""
+
+    model: str | None
+    settings: AnswerSettings
+    overruled: tuple[str, ...]
+
+
+def save(name: str, conversation: "Conversation", settings: AnswerSettings) -> Path:
     """Write the file, whole or not at all; gives its path.
 
     Raises TfmError where that cannot be done, and for a file that is there and is no conversation.
     """
-    path = Path(os.path.realpath(_path(file)))  # a link stays one
+    path = Path(os.path.realpath(_path(name)))  # a link stays one
     _refuse_other(path)
     content = {
         "format": FORMAT, "model": conversation.model.name, "settings": _as_json(settings),
@@ -34,7 +49,13 @@ def save(file: str, conversation: "Conversation", settings: AnswerSettings) -> P
     }  # fmt: skip
     data = json.dumps(content, ensure_ascii=False, indent=2).encode() + b"\n"
     try:
-        _replace(path, data)
+        with new_file(path.parent) as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # else, after a loss of power, the name could stand for zeros
+            os.replace(file.name, path)
     except OSError as error:
         raise TfmError(f"file {path}: cannot be written", error.strerror, do="choose another place") from error
     return path
@@ -48,35 +69,12 @@ def _path(file: str) -> Path:
 
 def _refuse_other(path: Path) -> None:
     try:
-        if not is_there(path) or read_json(path).get("format") == FORMAT:
+        if not is_there(path) or read_json(path, REMEDY).get("format") == FORMAT:
             return
         found = "a file that is no conversation"
     except TfmError as error:
         found = str(error)
     raise TfmError(f"file {path}: not overwritten", found, "a conversation or a new name", "choose another name")
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put data in the place of what is there, in one step."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _as_json(settings: AnswerSettings) -> dict[str, Any]:
@@ -85,32 +83,44 @@ def _as_json(settings: AnswerSettings) -> dict[str, Any]:
     return {**sampling, "max_tokens": settings.max_tokens, "stop": list(settings.stop)}
 
 
-def load(file: str, conversation: "Conversation", settings: AnswerSettings) -> tuple[str | None, AnswerSettings]:
-    """Put the file's messages into conversation; gives the name of its model, and its settings.
+def load(name: str, conversation: "Conversation", settings: AnswerSettings, kept: Collection[str] = ()) -> Loaded:
+    """Put the file's messages into conversation. Of settings, those in kept stay, whatever the file says.
 
     Raises TfmError that names the field, and changes nothing, for what is no conversation that this model can go on
     with. A file of another hand needs `messages` only.
     """
-    path = _path(file)
-    found = Fields(f"file {path}", read_json(path))
+    path = _path(name)
+    found = Fields(f"file {path}", read_json(path, REMEDY))
     if found.value("format") not in (None, FORMAT):
-        raise found.fault("format", json.dumps(FORMAT))
+        raise found.fault("format", json.dumps(FORMAT), REMEDY)
     model = found.value("model")
     if model is not None and not isinstance(model, str):
         raise found.fault("model", "a text")
-    new = _read_settings(path, found.group("settings"), settings, conversation.model.config.vocab_size)
+    loaded = _read_settings(path, found.group("settings"), settings, conversation.model.config.vocab_size)
     messages = _read_messages(path, found)
     try:
         conversation.replace(messages)
     except TfmError as error:
         raise TfmError(f"file {path}: {error}") from error
-    return model, new
+    before, after = _values(settings), _values(loaded)
+    overruled = tuple(word for word in SETTINGS if word in kept and before[word] != after[word])
+    return Loaded(model, _changed(loaded, {word: before[word] for word in overruled}), overruled)
+
+
+def _values(settings: AnswerSettings) -> dict[str, Any]:
+    return {word: getattr(settings.sampling if word in SAMPLING else settings, word) for word in SETTINGS}
+
+
+def _changed(settings: AnswerSettings, values: dict[str, Any]) -> AnswerSettings:
+    sampling = {word: value for word, value in values.items() if word in SAMPLING}
+    rest = {word: value for word, value in values.items() if word not in SAMPLING}
+    return replace(settings, sampling=replace(settings.sampling, **sampling), **rest)
 
 
 def _read_messages(path: Path, found: Fields) -> list[dict[str, str]]:
     messages = found.value("messages")
     if not isinstance(messages, list):
-        raise found.fault("messages", "a list of messages")
+        raise found.fault("messages", "a list of messages", REMEDY)
     for i, message in enumerate(messages):
         where = f"file {path}: field messages[{i}]"
         if not isinstance(message, dict):
@@ -127,33 +137,37 @@ def _read_messages(path: Path, found: Fields) -> list[dict[str, str]]:
 
 def _read_settings(path: Path, found: Fields, settings: AnswerSettings, vocab_size: int) -> AnswerSettings:
     """settings, with those that the file has in their places."""
-    names = {field.name for field in fields(SamplingParams)}
     for word in found.words():
-        if word not in names | {"max_tokens", "stop"}:
-            raise TfmError(f"file {path}: field settings.{word}", "a setting that there is not", ", ".join(names))
-    stop = found.value("stop")
-    if stop is not None:
+        if word not in SETTINGS:
+            raise TfmError(f"file {path}: field settings.{word}", "a setting that there is not", ", ".join(SETTINGS))
+    given: dict[str, Any] = {word: found.value(word) for word in SETTINGS if word in found}
+    if "stop" in given:
+        stop = given["stop"]
         if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
             raise found.fault("stop", "a list of texts, none of them empty")
-        settings = replace(settings, stop=tuple(stop))
-    if "max_tokens" in found:
-        settings = replace(settings, max_tokens=found.integer("max_tokens"))
-    given: dict[str, Any] = {name: found.value(name) for name in names if name in found}
+        given["stop"] = tuple(stop)
+    if "max_tokens" in given:
+        found.integer("max_tokens")
     if "logit_bias" in given:
         given["logit_bias"] = _read_biases(found)
     try:
-        sampling = replace(settings.sampling, **given)
-        sampling.check_ids(vocab_size)
+        settings = _changed(settings, given)
+        settings.sampling.check_ids(vocab_size)
     except TfmError as error:
         raise TfmError(f"file {path}: field settings.{error}") from error
-    return replace(settings, sampling=sampling)
+    return settings
 
 
 def _read_biases(found: Fields) -> dict[int, float]:
     biases = found.value("logit_bias")
-    if not isinstance(biases, dict):
-        raise found.fault("logit_bias", 'an object such as {"42": -5}')
-    try:
-        return {int(id_): float(bias) for id_, bias in biases.items()}
-    except (TypeError, ValueError):
-        raise found.fault("logit_bias", 'an object such as {"42": -5}') from None
+    if not isinstance(biases, dict) or not all(_is_token_id(id_) and _is_bias(bias) for id_, bias in biases.items()):
+        raise found.fault("logit_bias", 'an object of token ids and numbers or "-inf", such as {"42": -5}')
+    return {int(id_): float(bias) for id_, bias in biases.items()}
+
+
+def _is_token_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+
+
+def _is_bias(value: object) -> bool:
+    return value == "-inf" or isinstance(value, float) or (is_integer(value) and abs(value) <= sys.float_info.max)

@@ -25,7 +25,10 @@ MENU_LINES = 6
 
 
 class Prompt:
-    """Asks for one message or command after the other; commands and file_commands are for completion."""
+    """Asks for one message or command after the other; commands and file_commands are for completion.
+
+    A command that takes an argument comes with the space before it.
+    """
 
     def __init__(self, commands: Sequence[str], file_commands: Sequence[str], notes: Notes) -> None:
         self._session: PromptSession[str] = PromptSession(

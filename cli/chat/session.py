@@ -1,6 +1,7 @@
 """A chat on a terminal: what is typed is a message or one of the /commands."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -37,7 +38,9 @@ class Action:
 class Session:
     """Reads and answers until the person leaves."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, kept: Collection[str]) -> None:
+        """kept are the settings that the command line gave: a file does not change them."""
+        self._kept = kept
         self._turns, self._conversation = turns, turns.conversation
         self._show, self._note = turns.output.write_line, turns.notes.note
         self._wish = Wish()
@@ -55,7 +58,8 @@ class Session:
 
     def run(self) -> None:
         """Until Ctrl-D or /bye. Errors of a turn or a command are told, and end nothing."""
-        prompt = Prompt(tuple(self._actions), ("/save", "/load"), self._turns.notes)
+        names = tuple(f"{name} " if action.argument else name for name, action in self._actions.items())
+        prompt = Prompt(names, ("/save", "/load"), self._turns.notes)
         model = self._conversation.model
         self._note(f"{model.name}, {model.ctx} tokens of context; /help tells what there is, Ctrl-D leaves")
         with keys_kept(), noted() as self._wish:
@@ -144,24 +148,37 @@ class Session:
         self._end(self._turns.ask_again(self._is_to_stop))
 
     def _save(self, file: str) -> None:
-        path = chat_file.save(file, self._conversation, self._turns.settings)
+        path = chat_file.save(_unquoted(file), self._conversation, self._turns.settings)
         self._note(f"saved: {path}")
 
     def _load(self, file: str) -> None:
         before, model = self._turns.settings, self._conversation.model
-        name, self._turns.settings = chat_file.load(file, self._conversation, before)
-        self._was_stopped = False
+        loaded = chat_file.load(_unquoted(file), self._conversation, before, self._kept)
+        self._turns.settings, self._was_stopped = loaded.settings, False
         self._note(f"loaded: {self._conversation.turns} turns, {self._conversation.count('')} tokens of {model.ctx}")
-        if name is not None and name != model.name:
-            self._note(f"it was made with the model {name}, and goes on with {model.name}")
-        changes = _differences(before, self._turns.settings)
+        if loaded.model is not None and loaded.model != model.name:
+            self._note(f"it was made with the model {loaded.model}, and goes on with {model.name}")
+        changes = _differences(before, loaded.settings)
         if changes:
             self._note(f"settings of the file: {', '.join(changes)}")
+        if loaded.overruled:
+            self._note(f"not taken from the file, since the command line says otherwise: {', '.join(loaded.overruled)}")
 
     def _help(self, _: str) -> None:
         names = {f"{name} {action.argument}".strip(): action.help for name, action in self._actions.items()}
         width = max(map(len, names))
         self._show("\n".join([*(f"{name:{width}}  {text}" for name, text in names.items()), KEYS]))
+
+
+def _unquoted(file: str) -> str:
+    """The name of a file, without quotes around it. Raises TfmError for a quote that does not end."""
+    if file[0] not in "'\"":
+        return file
+    try:
+        parts = shlex.split(file)
+    except ValueError:
+        raise TfmError("file", file, do="close the quote") from None
+    return parts[0] if len(parts) == 1 else file
 
 
 def _differences(before: "AnswerSettings", after: "AnswerSettings") -> list[str]:

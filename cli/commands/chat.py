@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from tfm.cli.constraint import ConstraintOptions, constraint_options, start
+from tfm.cli.constraint import ConstraintOptions, constraint_options
 from tfm.cli.options import (
     Command,
     ModelOptions,
@@ -45,6 +46,12 @@ class ChatOptions:
         """Raises UsageError for options that make no sense."""
         if "" in self.stop:
             raise click.UsageError("--stop needs at least one character.")
+
+    def given(self) -> list[str]:
+        """Which settings of an answer the command line has."""
+        source = click.get_current_context().get_parameter_source("max_tokens")
+        has_length = source is not ParameterSource.DEFAULT
+        return [*(["max_tokens"] if has_length else []), *(["stop"] if self.stop else [])]
 
 
 chat_options = group("chat", ChatOptions, [
@@ -90,7 +97,7 @@ def command(
     """
     chat.check()
     constraint.check()
-    sampling.given()
+    kept = {*sampling.given(), *chat.given()}
     cache.check()
     with Notes(quiet) as notes:
         _need_template(model.ref)
@@ -102,8 +109,9 @@ def command(
             params = sampling.params(loaded, notes)
             settings = AnswerSettings(chat.max_tokens, params, chat.stop, chat.speculate, grammar)
             conversation = _begin(loaded, chat.system, sequence)
-            start(grammar, loaded, ())  # what is wrong with it is told now, not at the first answer
-            _converse(Turns(conversation, settings, output, notes, constraint, cache, chat.verbose))
+            if grammar is not None:
+                conversation.check_grammar(grammar)  # what is wrong with it is told now, not at the first answer
+            _converse(Turns(conversation, settings, output, notes, constraint, cache, chat.verbose), kept)
 
 
 def _need_template(ref: str) -> None:
@@ -125,13 +133,13 @@ def _begin(model: "Model", system: str | None, sequence: "Sequence") -> "Convers
         raise error if system is None else TfmError(f"--system: {error}") from error
 
 
-def _converse(turns: "Turns") -> None:
+def _converse(turns: "Turns", kept: set[str]) -> None:
     """On a terminal, or line by line."""
     stdin_is_terminal = sys.stdin is not None and os.isatty(0)
     if stdin_is_terminal and turns.output.is_terminal:
         from tfm.cli.chat.session import Session
 
-        Session(turns).run()
+        Session(turns, kept).run()
         return
     from tfm.cli.chat.lines import answer_lines
 
