@@ -4,6 +4,8 @@ import os
 import select
 import stat
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -23,7 +25,7 @@ SILENT_S = 2.0
 
 @dataclass(frozen=True)
 class Line:
-    """A line without its LF, counted from 1. data is None for one of more than LONGEST_BYTES."""
+    """A line without its LF, counted from 1. data is None for one that is too long."""
 
     number: int
     data: bytes | None
@@ -33,29 +35,41 @@ class Line:
 class Lines:
     """The lines of FILE, or of stdin for None and "-". Use it in `with`. Raises TfmError for what cannot be read.
 
-    A byte order mark at the start is dropped. Memory is bounded: of a line that is too long, only its size is kept.
+    A byte order mark at the start is dropped. Memory is bounded: of a line of more than longest_bytes, only its size is
+    kept. noun is what messages call the lines.
     """
 
-    def __init__(self, file: str | None, notes: "Notes") -> None:
-        self._name = "stdin" if file in (None, "-") else f"file {file}"
-        self._notes = notes
+    def __init__(
+        self, file: str | None, notes: "Notes", noun: str = "lines", longest_bytes: int = LONGEST_BYTES
+    ) -> None:
+        self.name = "stdin" if file in (None, "-") else f"file {file}"
+        self._notes, self._noun, self._longest_bytes = notes, noun, longest_bytes
         if (file is None and os.isatty(0)) or (file in (None, "-") and sys.stdin is None):
-            raise click.UsageError("No text: give FILE, or lines on stdin.")
-        self._descriptor = os.dup(0) if file in (None, "-") else self._open(file)
-        status = os.fstat(self._descriptor)
-        self.size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
-        self._has_read = False
+            raise click.UsageError(f"No {noun}: give FILE, or {noun} on stdin.")
+        self._descriptor = os.dup(0) if file is None or file == "-" else self._open(file)
+        self.status = os.fstat(self._descriptor)
+        self._is_file = stat.S_ISREG(self.status.st_mode)
+        self.size_bytes = self.status.st_size if self._is_file else None
+        self._start = os.lseek(self._descriptor, 0, os.SEEK_CUR) if self._is_file else 0
+        self._clear()
 
     def _open(self, file: str) -> int:
         try:
-            descriptor = os.open(file, os.O_RDONLY)
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             found = error.strerror if isinstance(error, OSError) else error
-            raise TfmError(f"{self._name}: cannot be read", found, do="check its name and your rights") from error
+            raise TfmError(f"{self.name}: cannot be read", found, do="check its name and your rights") from error
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise TfmError(self._name, "a folder", "a file or a pipe")
+            raise TfmError(self.name, "a folder", "a file or a pipe")
         return descriptor
+
+    def _clear(self) -> None:
+        self.number = 0  # of the line that `next` gave last
+        self._whole: deque[Line] = deque()  # lines that have been read
+        self._begun = _Begun(self._longest_bytes)
+        self._is_at_end = False
+        self._is_unread = True
 
     def __enter__(self) -> Self:
         return self
@@ -63,62 +77,108 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
-    def __iter__(self) -> Iterator[Line | None]:
-        """The lines in order, and None where the next is not there yet. The last one may have no LF."""
-        begun = _Begun()
-        while True:
-            if not self._is_ready(0):
-                yield None
-                self._wait()
-            piece = self._read()
-            if not piece:
-                break
-            self._has_read = True
-            *ends, rest = piece.split(b"\n")
-            for end in ends:
-                begun.add(end)
-                yield begun.line()
-            begun.add(rest)
-        if begun.size_bytes:
-            yield begun.line()
+    def __iter__(self) -> Iterator[Line]:
+        return self
+
+    def __next__(self) -> Line:
+        """The next line, which is waited for. The last one may have no LF."""
+        while not self._whole:
+            if self._is_at_end:
+                raise StopIteration
+            self._read()
+        line = self._whole.popleft()
+        self.number = line.number
+        return line
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether `next` would not wait longer than about so long; False while a pipe is open and silent."""
+        while not self._whole and not self._is_at_end:
+            if not self._is_file and not self._is_ready(seconds):
+                return False
+            self._read()
+        return True
+
+    def make_repeatable(self) -> None:
+        """From now on `rewind` works; what a pipe has is read to its end, into a file that goes with the process."""
+        if self._is_file:
+            return
+        assert not self.number
+        with tempfile.TemporaryFile() as copy:
+            try:
+                while piece := self._piece():
+                    copy.write(piece)
+                copy.flush()
+            except OSError as error:
+                where = f"folder {tempfile.gettempdir()}: a copy of {self.name} cannot be written"
+                raise TfmError(where, error.strerror, do="make room there, or name another in $TMPDIR") from error
+            os.dup2(copy.fileno(), self._descriptor, inheritable=False)
+        self._is_file = True
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again with the first line; of a file, or after `make_repeatable`."""
+        os.lseek(self._descriptor, self._start, os.SEEK_SET)
+        self._clear()
+
+    def count(self) -> int | None:
+        """How many lines there are, blank ones too; None for what can be read only once."""
+        if not self._is_file:
+            return None
+        count, last, place = 0, b"\n", self._start
+        while piece := os.pread(self._descriptor, 1 << 20, place):
+            count, last, place = count + piece.count(b"\n"), piece[-1:], place + len(piece)
+        return count + (last != b"\n")
+
+    def _read(self) -> None:
+        """One piece more. At the end, what stands behind the last LF is a line too."""
+        piece = self._piece()
+        if not piece:
+            self._is_at_end = True
+            self._whole.extend([self._begun.line()] if self._begun.size_bytes else [])
+            return
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            self._begun.add(end)
+            self._whole.append(self._begun.line())
+        self._begun.add(rest)
+
+    def _piece(self) -> bytes:
+        """What is there, at least a byte; nothing at the end."""
+        is_first, self._is_unread = self._is_unread, False
+        if is_first and not self._is_file and not self._is_ready(SILENT_S):
+            self._notes.note(f"waiting for {self._noun} on {self.name}")
+        try:
+            while True:
+                try:
+                    return os.read(self._descriptor, PIECE_BYTES)
+                except BlockingIOError:  # stdin may be an inherited pipe that does not wait
+                    self._is_ready(None)
+        except OSError as error:
+            raise TfmError(f"{self.name}: cannot be read", error.strerror) from error
 
     def _is_ready(self, seconds: float | None) -> bool:
         return bool(select.select([self._descriptor], [], [], seconds)[0])
-
-    def _wait(self) -> None:
-        """Until a piece or the end is there; says so when nothing has come yet."""
-        if not self._has_read and not self._is_ready(SILENT_S):
-            self._notes.note(f"waiting for lines on {self._name}")
-        self._is_ready(None)
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._descriptor, PIECE_BYTES)
-        except BlockingIOError:  # a pipe that does not wait, and that another process has emptied
-            self._is_ready(None)
-            return self._read()
-        except OSError as error:
-            raise TfmError(f"{self._name}: cannot be read", error.strerror) from error
 
 
 class _Begun:
     """The line that is not whole yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_bytes: int) -> None:
+        self._longest_bytes = longest_bytes
         self._number = 1
         self._parts: list[bytes] = []
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
         self.size_bytes += len(data)
-        if self.size_bytes > LONGEST_BYTES:
+        if self.size_bytes > self._longest_bytes:
             self._parts = []
         else:
             self._parts.append(data)
 
     def line(self) -> Line:
         """The line as it is now; the next one begins."""
-        data = None if self.size_bytes > LONGEST_BYTES else b"".join(self._parts)
+        data = None if self.size_bytes > self._longest_bytes else b"".join(self._parts)
         if data and self._number == 1:
             data = data.removeprefix(BOM)
         line = Line(self._number, data, self.size_bytes)

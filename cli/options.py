@@ -93,11 +93,16 @@ model_option = click.option(
 threads_option = click.option("--threads", type=WholeType(1), metavar="N", help="Processors to use; default: all.")
 # Answers of 160 tokens took 0.96 to 1.2 times as many tokens a second with 8 as with 0 where they repeated nothing, 1.1
 # to 2.5 times where they summarised, repeated or quoted their prompt. 7 and the token before them are a tile of rows.
-speculate_option = click.option(
-    "--speculate", type=WholeType(0), default=7, show_default=True, metavar="N",
-    help="Guess up to N tokens from the text so far and check them in one step: the same answer, sooner where it "
-    "repeats what is there; 0: none.",
-)  # fmt: skip
+SPECULATE_ALONE = 7
+
+
+def speculate_option(default: int) -> Decorator:
+    """--speculate, for a command whose steps have room for more rows, or have not."""
+    return click.option(
+        "--speculate", type=WholeType(0), default=default, show_default=True, metavar="N",
+        help="Guess up to N tokens from the text so far and check them in one step: the same answer, sooner where it "
+        "repeats what is there; 0: none.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

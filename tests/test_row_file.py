@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from tfm.cli.batch import row_order
 from tfm.cli.batch.resume import Done, Expected
 from tfm.cli.batch.row_file import RowFile
 from tfm.cli.batch.row_order import Turns, Waiting
-from tfm.cli.batch.row_source import RowSource
+from tfm.cli.batch.rows import next_row
 from tfm.cli.batch.written import read_written, row_begin, row_text
+from tfm.cli.lines import Lines
 from tfm.cli.output import Notes
 from tfm.engine.errors import TfmError
 
@@ -345,8 +347,12 @@ def test_as_they_finish_and_at_the_end(tmp_path: Path) -> None:
 
 
 def lines_of(path: Path | str) -> list[tuple[int, bytes]]:
-    with RowSource(str(path), Notes()) as source:
-        return list(source)
+    with Lines(str(path), Notes()) as source:
+        return rows_of(source)
+
+
+def rows_of(lines: Lines) -> list[tuple[int, bytes]]:
+    return list(iter(partial(next_row, lines), None))
 
 
 @pytest.mark.parametrize(
@@ -369,22 +375,22 @@ def test_lines_end_at_lf_only(tmp_path: Path, content: bytes, rows: list[tuple[i
     path = tmp_path / "rows"
     path.write_bytes(content)
     assert lines_of(path) == rows
-    with RowSource(str(path), Notes()) as source:
-        assert source.count_lines() == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
-        assert list(source) == rows
+    with Lines(str(path), Notes()) as source:
+        assert source.count() == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+        assert rows_of(source) == rows
         source.rewind()
-        assert list(source) == rows
+        assert rows_of(source) == rows
 
 
 def test_pipe_is_read_twice(tmp_path: Path) -> None:
     """What a pipe has is compared with the answers first, and then it is answered."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    with subprocess.Popen(["sh", "-c", f"printf 'a\\nb' > {path}"]), RowSource(str(path), Notes()) as source:
-        assert source.count_lines() is None
+    with subprocess.Popen(["sh", "-c", f"printf 'a\\nb' > {path}"]), Lines(str(path), Notes()) as source:
+        assert source.count() is None
         source.make_repeatable()
         for _ in range(2):
-            assert list(source) == [(1, b"a"), (2, b"b")]
+            assert rows_of(source) == [(1, b"a"), (2, b"b")]
             source.rewind()
 
 
@@ -394,20 +400,20 @@ def test_pipe_that_has_nothing_yet(tmp_path: Path) -> None:
     os.mkfifo(path)
     with ExitStack() as stack:
         held = os.open(path, os.O_RDWR)
-        source = stack.enter_context(RowSource(str(path), Notes()))
+        source = stack.enter_context(Lines(str(path), Notes()))
         writer = os.open(path, os.O_WRONLY)
         os.close(held)
         assert not source.comes_within(0.01)
         os.write(writer, b"a\n\nb")
         assert source.comes_within(0)
-        assert next(source) == (1, b"a")
+        assert next_row(source) == (1, b"a")
         assert source.comes_within(0)  # the blank line
         select.select([], [], [], 0)
         os.write(writer, b"c\n")
-        assert next(source) == (3, b"bc")
+        assert next_row(source) == (3, b"bc")
         os.close(writer)
         assert source.comes_within(0)
-        assert next(source, None) is None
+        assert next_row(source) is None
 
 
 def test_line_without_end() -> None:

@@ -14,8 +14,8 @@ from typing import Self
 
 from tfm.cli.batch.resume import Done, Expected, match, match_in_order
 from tfm.cli.batch.row_order import Waiting, lock
-from tfm.cli.batch.row_source import RowSource
 from tfm.cli.batch.written import read_written
+from tfm.cli.lines import Lines
 from tfm.cli.output import Output, write_all
 from tfm.engine.errors import TfmError
 
@@ -142,7 +142,7 @@ class RowStream:
             os.close(self._descriptor)
 
 
-def open_rows(name: str | None, output: Output, source: RowSource) -> RowFile | RowStream:
+def open_rows(name: str | None, output: Output, source: Lines) -> RowFile | RowStream:
     """Where answers go: the file or stream of this name, or stdout for None and "-"."""
     there = None
     if name not in (None, "-"):

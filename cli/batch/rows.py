@@ -12,6 +12,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, is_integer, shown
 
 if TYPE_CHECKING:
+    from tfm.cli.lines import Lines
     from tfm.engine.constraint import Constraint, Grammar
     from tfm.engine.generate import Request
     from tfm.engine.model import Model
@@ -28,6 +29,8 @@ SAMPLING = (*NUMBERS, "top_k", "logit_bias", "seed")
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 ABOUT_TEXT = ("system", "prefill", "raw", "no_special")
 FIELDS = ("id", *PROMPTS, *ABOUT_TEXT, "max_tokens", "stop", "logprobs", *SAMPLING, *CONSTRAINTS)
+LONGEST_ROW_BYTES = 1 << 28
+SPACE = b" \t\r\n"  # what JSON calls white space
 MOST_DIGITS = 18  # of a token id
 NESTED = "lists or objects in each other without end"
 
@@ -125,6 +128,21 @@ class Row:
             return tokenizer.chat_ids([*system_message, *messages], prefill=own.prefill)
         except RecursionError:
             raise TfmError(f"{fields.where}: field messages", NESTED) from None
+
+
+def next_row(lines: "Lines") -> tuple[int, bytes] | None:
+    """The next line that is not blank, without white space around it, and its number; None at the end.
+
+    Raises TfmError for one that is too long.
+    """
+    for line in lines:
+        if line.data is None:
+            allowed = f"at most {LONGEST_ROW_BYTES}, a row of JSON"
+            raise TfmError(f"{lines.name}: line {line.number}", f"{line.size_bytes} bytes", allowed)
+        row = line.data.strip(SPACE)
+        if row:
+            return line.number, row
+    return None
 
 
 def read_row(line: int, data: bytes) -> Row:

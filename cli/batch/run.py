@@ -12,9 +12,9 @@ from tfm.cli.answer import Answer, IdsInText, peak_memory_bytes
 from tfm.cli.batch.resume import Done, Expected
 from tfm.cli.batch.row_file import RowFile, RowStream
 from tfm.cli.batch.row_order import Turns
-from tfm.cli.batch.row_source import RowSource
-from tfm.cli.batch.rows import Defaults, Row, id_in, read_row
+from tfm.cli.batch.rows import Defaults, Row, id_in, next_row, read_row
 from tfm.cli.batch.written import row_begin, row_text
+from tfm.cli.lines import Lines
 from tfm.cli.output import Notes
 from tfm.engine.errors import TfmError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tfm.engine.generate import Request
     from tfm.engine.model import Model
 
-PAUSE_S = 0.05  # rows that are there are not kept waiting longer for those that a pipe has not sent yet
 KEY_DIGITS = 16
 MINUTE_S, HOUR_S = 60, 3600
 
@@ -33,9 +32,10 @@ class Keys:
     """The key of a row: of its line, its bytes, and everything else that its answer depends on."""
 
     def __init__(self, model: "Model", defaults: Defaults) -> None:
-        from tfm.engine.identity import text_digest, weights_digest
+        from tfm.engine.identity import kernels_digest, text_digest, weights_digest
 
         decides = {
+            "kernels": kernels_digest(),
             "options": asdict(defaults),
             "model": model.name,
             "weights": weights_digest(model.folder),
@@ -46,6 +46,7 @@ class Keys:
         self._begin = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
 
     def key(self, line: int, data: bytes) -> str:
+        """Of the bytes of a line."""
         digest = self._begin.copy()
         digest.update(b"%d\n" % line)
         digest.update(data)
@@ -65,7 +66,7 @@ class BatchRun:
     """Answers the rows of source that `rows` does not have yet."""
 
     def __init__(
-        self, model: "Model", defaults: Defaults, source: RowSource, rows: RowFile | RowStream, in_order: bool,
+        self, model: "Model", defaults: Defaults, source: Lines, rows: RowFile | RowStream, in_order: bool,
         notes: Notes,
     ) -> None:  # fmt: skip
         self._model, self._defaults, self._source, self._rows, self._notes = model, defaults, source, rows, notes
@@ -73,12 +74,11 @@ class BatchRun:
         self._turns = Turns(rows.append, rows.waiting, in_order)
         if defaults.grammar is not None:
             self._start(defaults.grammar, None)  # a fault in it is one of the command, not of each row
-        self._is_over = False
         self._begun_s = time.perf_counter()
         self._seen = self._finished = self._prompt_tokens = 0  # rows that were read; of this run: rows, tokens
         self._done = self._resume(in_order)
         self.errors, self.first_error = self._done.errors, self._done.first_error
-        self._total = source.count_lines() if notes.is_terminal and not notes.quiet else None
+        self._total = source.count() if notes.is_terminal and not notes.quiet else None
 
     def _resume(self, in_order: bool) -> Done:
         if not isinstance(self._rows, RowFile) or not self._rows.has_rows:
@@ -87,12 +87,13 @@ class BatchRun:
         done = self._rows.resume(self._expected, in_order)
         self._source.rewind()
         if done.count:
-            self._notes.note(f"{self._rows.name}: {done.count} rows are there; the others follow")
+            self._notes.note(f"{self._rows.name}: {done.count} rows are there already")
         return done
 
     def _expected(self) -> Iterator[Expected]:
         self._source.rewind()
-        for line, data in self._source:
+        while found := next_row(self._source):
+            line, data = found
             key = self._keys.key(line, data)
             yield Expected(line, key, lambda data=data, line=line, key=key: row_begin(id_in(data), line, key))  # type: ignore[misc]
 
@@ -103,25 +104,27 @@ class BatchRun:
 
     def run(self, batch: "Batch") -> None:
         """All rows to the end. Raises TfmError where an answer cannot be written."""
-        while not self._is_over:
-            taken: dict[int, _Taken] = {}
-            for finished in batch.run(self._requests(taken)):
-                self._answer(taken.pop(finished.index), finished)
-                self._show(batch)
+        taken: dict[int, _Taken] = {}
+        self._show(batch)
+        for finished in batch.run(self._requests(taken), lambda: self._show(batch)):
+            self._answer(taken.pop(finished.index), finished)
 
     def release(self) -> None:
         """Write what is finished though rows before it are not, where no later run could take it over."""
         if isinstance(self._rows, RowStream):
             self._turns.release()
 
-    def _requests(self, taken: "dict[int, _Taken]") -> "Iterator[Request]":
-        """Rows as requests, from here to the end, or to where a pipe has nothing for now."""
+    def _requests(self, taken: "dict[int, _Taken]") -> "Iterator[Request | None]":
+        """Rows as requests; None where a pipe has nothing for now, while others are being answered."""
         index = 0
-        while not taken or self._source.comes_within(PAUSE_S):
-            line, data = next(self._source, (0, b""))
-            if not line:
-                self._is_over = True
+        while True:
+            if taken and not self._source.comes_within(0.0):
+                yield None
+                continue
+            found = next_row(self._source)
+            if found is None:
                 return
+            line, data = found
             self._seen += 1
             if line in self._done:
                 continue
@@ -181,10 +184,10 @@ class BatchRun:
         if not self._notes.is_terminal:
             return
         passed_s = time.perf_counter() - self._begun_s
-        done = self.answered + self._source.line - self._seen
+        done = self.answered + self._source.number - self._seen
         detail = f"{self.answered}{'' if self._total is None else f' of {self._total}'}"
         detail += f", {batch.generated / passed_s:.0f} tok/s"
-        if self._total is not None:
+        if self._total is not None and self._finished:
             detail += f", {_duration(passed_s / self._finished * max(0, self._total - done))} left"
         self._notes.asked_for("rows", done, self._total, detail)
 

@@ -17,8 +17,6 @@ def answer_lines(turns: Turns) -> None:
         return
     with Lines("-", turns.notes) as lines:
         for line in lines:
-            if line is None:  # the next is not there yet
-                continue
             source = f"stdin, line {line.number}"
             if line.data is None:
                 raise TfmError(source, f"{line.size_bytes} bytes", f"at most {LONGEST_BYTES}")

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from tfm.cli.constraint import ConstraintOptions, constraint_options
 from tfm.cli.options import (
+    SPECULATE_ALONE,
     Command,
     ModelOptions,
     SamplingOptions,
@@ -61,7 +62,7 @@ chat_options = group("chat", ChatOptions, [
         help="Most tokens of an answer.",
     ),
     click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
-    speculate_option,
+    speculate_option(SPECULATE_ALONE),
     click.option("-v", "--verbose", is_flag=True, help="Tokens and speed of each turn on stderr."),
 ])  # fmt: skip
 

@@ -12,6 +12,7 @@ import click
 from tfm.cli.answer import Answer, IdsInText
 from tfm.cli.constraint import ConstraintOptions, constraint_options, start
 from tfm.cli.options import (
+    SPECULATE_ALONE,
     Command,
     ModelOptions,
     SamplingOptions,
@@ -82,7 +83,7 @@ answer_options = group("shape", AnswerOptions, [
 @constraint_options
 @sampling_options
 @prompt_cache_options
-@speculate_option
+@speculate_option(SPECULATE_ALONE)
 @model_options
 @quiet_option
 @click.pass_obj

@@ -129,13 +129,16 @@ def _score_lines(output: Output, notes: Notes, file: str | None, what: ScoreOpti
 
 def _texts(lines: "Lines", reader: "RowReader", rows: "deque[Row]") -> "Iterator[Text | TfmError | None]":
     """What is to be scored, as it comes; each one's row is put at the end of rows."""
-    for line in lines:
-        row = None if line is None else reader.read(line)
+    while True:
+        if not lines.comes_within(0):
+            yield None
+        line = next(lines, None)
+        if line is None:
+            return
+        row = reader.read(line)
         if row is not None:
             rows.append(row)
             yield row.given
-        elif line is None:
-            yield None
 
 
 def _score_text(output: Output, notes: Notes, file: str, what: ScoreOptions, options: ModelOptions) -> None:
