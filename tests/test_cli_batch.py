@@ -359,7 +359,7 @@ def test_going_on_from_a_pipe_and_with_what_changes_no_answer(
         done = run("batch", *options(endless_parrot), *how, "-o", out, stdin=rows.read_bytes())
         assert out.read_bytes() == expected
         told, failed = done.stderr.decode().splitlines()
-        assert told == f"tfm: {out}: {there} rows are there; the others follow"
+        assert told == f"tfm: {out}: {there} rows are there already"
         assert failed.startswith(
             "tfm: 6 of 120 rows have no answer but an error; the first: line 8: row: no such field"
         )
@@ -393,7 +393,7 @@ def test_other_runs_are_refused(
     done = run("batch", *options(endless_parrot), *changed, rows, "-o", out)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(f"tfm: file {out}: line 1: found key ".encode())
-    assert done.stderr.endswith(b"give another -o, or remove this file\n")
+    assert done.stderr.endswith(b"take out this line and those after it: they are made anew\n")
     assert out.read_bytes() == expected[:-1]
 
 
@@ -440,8 +440,8 @@ def test_ctrl_c(endless_parrot: Path, mixed: tuple[Path, bytes], tmp_path: Path)
         process.send_signal(signal.SIGINT)
         told, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, told) == (130, b"")
-    assert error.startswith(b"tfm: stopped with ")
-    assert error.endswith(b" of the rows answered; run the same command again to go on\n")
+    assert error.startswith(b"tfm: stopped, ")
+    assert error.endswith(b" rows are answered; run the same command again to go on\n")
     assert expected.startswith(out.read_bytes())
     run("batch", *command)
     assert out.read_bytes() == expected
@@ -457,7 +457,7 @@ def test_ctrl_c_in_one_long_step(default_model_folder: Path, tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    assert error == b"tfm: stopped with 1 of the rows answered; run the same command again to go on\n"
+    assert error == b"tfm: stopped, 1 rows are answered; run the same command again to go on\n"
     assert [row["line"] for row in objects(out.read_bytes())] == [1]
 
 
@@ -505,3 +505,64 @@ def test_help_tells_the_default_of_the_engine() -> None:
     from tfm.engine.batch import SLOTS
 
     assert f"default: {SLOTS}." in run("batch", "--help").stdout.decode()
+
+
+ONE_ROW = b'{"prompt": "a"}\n'
+
+
+@pytest.mark.parametrize("name", ["out.waiting", "out"])
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"prompt": "no newline"}', b"\xff"])
+def test_files_of_others_stay(parrot: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    """A file of notes beside OUT was taken for a cut row, emptied and removed, with status 0."""
+    (tmp_path / name).write_bytes(content)
+    done = run("batch", "--raw", "-m", parrot, "-o", tmp_path / "out", stdin=ONE_ROW)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"{name}: line 1: found" in done.stderr.decode()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: content}
+
+
+def test_waiting_rows_where_something_else_is(parrot: Path, tmp_path: Path) -> None:
+    """A link was followed and its target emptied, a named pipe blamed on stdout, the file of rows removed."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "a.waiting").symlink_to(precious)
+    os.mkfifo(tmp_path / "b.waiting")
+    (tmp_path / "c.waiting").write_bytes(b'{"id": 1, "prompt": "a"}')
+    cases = ("a", [], b"a link"), ("b", [], b"no regular file"), ("c", ["c.waiting"], b"rows are")
+    for out, arguments, told in cases:
+        source = [tmp_path / name for name in arguments]
+        done = run("batch", "--raw", "-m", parrot, *source, "-o", tmp_path / out, stdin=ONE_ROW)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert told in done.stderr
+        assert not (tmp_path / out).exists()
+    assert precious.read_text() == "precious"
+    assert (tmp_path / "c.waiting").stat().st_size
+
+
+def test_out_that_is_taken_away(endless_parrot: Path, mixed: tuple[Path, bytes], tmp_path: Path) -> None:
+    """Answers went to a file without a name, and the run ended as if all were well."""
+    out = tmp_path / "out"
+    command = [TFM, "batch", "--raw", "-m", endless_parrot, "--slots", "2", "-o", out, "-"]
+    with subprocess.Popen(command, stdin=-1, stderr=-1, env=environment()) as process:
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), b'{"prompt": "\\n", "max_tokens": 1}\n')
+        while not out.exists() or not out.stat().st_size:
+            time.sleep(0.05)
+        out.unlink()
+        _, error = process.communicate(b'{"prompt": "\\n", "max_tokens": 1}\n', timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"removed or renamed" in error
+
+
+def test_rows_that_come_while_others_are_answered(endless_parrot: Path) -> None:
+    """A row of a slow pipe waited until all rows that came before it were answered."""
+    command = [TFM, "batch", "--raw", "--unordered", "-m", endless_parrot]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment()) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.write(process.stdin.fileno(), b'{"prompt": "\\n", "max_tokens": 900000}\n')
+        time.sleep(1)
+        os.write(process.stdin.fileno(), b'{"prompt": "\\n", "max_tokens": 2}\n')
+        assert json.loads(process.stdout.readline())["line"] == 2
+        process.kill()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tfm.cli.batch.written import OTHER, Written, shown_bytes
 from tfm.engine.errors import TfmError
 
+MADE_ANEW = "give another -o, or take out this line and those after it: they are made anew"
 EACH_ONCE = "answers to rows of the input, each once"
 
 
@@ -106,7 +107,8 @@ def match(name: str, written: Iterator[Written], expected: Callable[[], Iterator
 
 
 def _other(name: str, found: Written, allowed: str) -> TfmError:
-    shown = f"key {found.key}: of another row, or with other options or another model"
+    what = f"{name}: line {found.place}"
     if found.begin is not None:
-        shown = shown_bytes(found.begin)
-    return TfmError(f"{name}: line {found.place}", shown, allowed, OTHER)
+        return TfmError(what, shown_bytes(found.begin), allowed, OTHER)
+    shown = f"key {found.key}: of another row, or with other options or another model"
+    return TfmError(what, shown, allowed, MADE_ANEW)

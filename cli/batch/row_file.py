@@ -38,8 +38,8 @@ class RowFile:
         self._end = self.status.st_size
         try:
             self.waiting = Waiting(Path(f"{self._path}.waiting"))
-        except TfmError:
-            os.close(self._descriptor)
+        except BaseException:
+            self._close(take_away=self._is_new)
             raise
 
     def _open(self) -> int:
@@ -80,6 +80,7 @@ class RowFile:
 
     def append(self, row: str) -> None:
         """Write a row, whole. Raises TfmError where that fails; the file is then as it was."""
+        self._check_name()
         data = memoryview(f"{row}\n".encode())
         written = 0
         try:
@@ -91,6 +92,24 @@ class RowFile:
             raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
         self._end += written
 
+    @property
+    def _has_its_name(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(self.status, os.stat(self._path))
+        return False
+
+    def _check_name(self) -> None:
+        """Raises TfmError where the file was removed or renamed: nobody would find what is written to it."""
+        if self._has_its_name:
+            return
+        found = "another file, or none: it was removed or renamed while answers were written to it"
+        raise TfmError(f"file {self.name}", found, do="run the same command again")
+
+    def _close(self, take_away: bool) -> None:
+        if take_away and not self._end and self._has_its_name:
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
     def __enter__(self) -> Self:
         return self
 
@@ -100,9 +119,7 @@ class RowFile:
         if error is None:
             os.fsync(self._descriptor)
         self.waiting.close(is_needed=error is not None)
-        if error is not None and self._is_new and not self._end:
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        self._close(take_away=error is not None and self._is_new)
 
 
 class RowStream:
@@ -156,4 +173,7 @@ def open_rows(name: str | None, output: Output, source: Lines) -> RowFile | RowS
         return RowStream(output.write_line)
     if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
         return RowStream.open(name)
+    beside = os.path.realpath(name) + ".waiting"
+    if os.path.exists(beside) and os.path.samestat(os.stat(beside), source.status):
+        raise TfmError(f"file {name}", "an OUT whose waiting rows would lie where rows are read from", do=OTHER_FILE)
     return RowFile(name)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 import tempfile
 import threading
 from collections import deque
@@ -101,6 +102,8 @@ class Waiting:
         """A new file with the rows that still wait takes the place of the old one."""
         beside = self._path and Path(f"{self._path}.new")
         file = _open(beside)
+        if beside is not None:
+            deque(read_written(f"file {beside}", file), maxlen=0)  # one that a killed process left, and nothing else
         places, end = {}, 0
         try:
             file.truncate(0)
@@ -136,10 +139,13 @@ def _open(path: Path | None) -> IO[bytes]:
     if path is None:
         return tempfile.SpooledTemporaryFile(SMALL_BYTES)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        do = "check your rights in its folder"
-        raise TfmError(f"file {path}: cannot be written", error.strerror, do=do) from error
+        found = "a link" if path.is_symlink() else error.strerror
+        raise TfmError(f"file {path}: cannot be written", found, do="take it away, or give another -o") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise TfmError(f"file {path}", "no regular file", "one that tfm batch made", "take it away, or give another -o")
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         lock(descriptor, path)
@@ -167,6 +173,7 @@ class Turns:
         self._write, self._waiting, self._in_order = write, waiting, in_order
         self._order: deque[int] = deque()
         self._lock = threading.RLock()  # `release` may be called by the thread that ends the process
+        self._is_writing = False  # still, after Ctrl-C in the middle of a row: then nothing may follow it
 
     def begin(self, line: int) -> None:
         """A row is next in the order. It may be among those that wait already."""
@@ -180,14 +187,14 @@ class Turns:
             if self._in_order and self._order[0] != line:
                 self._waiting.put(line, row)
                 return
-            self._write(row)
+            self._hand(row)
             self._order.remove(line)
             self._advance()
 
     def release(self) -> None:
         """Hand over all that waits, although rows before it are missing: nothing else will come."""
         with self._lock:
-            for line in [line for line in self._order if line in self._waiting]:
+            for line in [line for line in self._order if line in self._waiting and not self._is_writing]:
                 self._hand_over(line)
 
     def _advance(self) -> None:
@@ -199,6 +206,11 @@ class Turns:
             self._hand_over(self._order[0])
 
     def _hand_over(self, line: int) -> None:
-        self._write(self._waiting.read(line))
+        self._hand(self._waiting.read(line))
         self._waiting.drop(line)
         self._order.remove(line)
+
+    def _hand(self, row: str) -> None:
+        self._is_writing = True
+        self._write(row)
+        self._is_writing = False

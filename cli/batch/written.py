@@ -12,6 +12,7 @@ BEGIN = re.compile(
     rb'\{"id": (?:null|-?[0-9][0-9.e+-]*|"(?:[^"\\]|\\.)*+"), "line": ([1-9][0-9]{0,17}), "key": "([0-9a-f]{16})", '
     rb'"(text|error)": "'
 )
+FIRST_BYTES = b'{"id": '
 SHOWN_BYTES = 60
 OTHER = "give another -o, or remove this file"
 
@@ -49,15 +50,16 @@ def read_written(name: str, file: IO[bytes]) -> Iterator[Written]:
     """The rows of file from its beginning. Raises TfmError for a line that tfm batch has not written."""
     file.seek(0)
     for place, data in enumerate(_lines(file), 1):
-        if not data.endswith(b"\n"):
+        is_cut = not data.endswith(b"\n")
+        if is_cut and (data.startswith(FIRST_BYTES) or FIRST_BYTES.startswith(data)):
             yield Written(place, 0, "", None, len(data), data)
             return
-        match = BEGIN.match(data)
+        match = None if is_cut else BEGIN.match(data)
         try:
-            error = json.loads(data)["error"] if match and match[3] == b"error" else None
+            error = json.loads(data).get("error") if match else None
         except ValueError:
             match = None
-        if match is None or not data.endswith(b"}\n"):
+        if match is None:
             raise TfmError(f"{name}: line {place}", shown_bytes(data), "rows that tfm batch wrote", OTHER)
         yield Written(place, int(match[1]), match[2].decode(), error, len(data))
 
