@@ -2,16 +2,20 @@
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfm.cli.answer import piece_as_json
+from tfm.cli.json_row import SPACE, meant, read_object
 from tfm.cli.lines import Line
 from tfm.cli.prompt import PromptOptions
 from tfm.cli.text import decode, parse_ids
 from tfm.engine.errors import TfmError
+from tfm.engine.fields import shown
 
 if TYPE_CHECKING:
     from tfm.engine.score import Score
@@ -25,6 +29,14 @@ KINDS = {
     "text": str, "prompt": str, "completion": str, "system": str, "prefill": str, "messages": list,
     "raw": bool, "no_special": bool,
 }  # fmt: skip
+FIELDS = ("id", "ids", "completion_ids", *KINDS)
+# What changes nothing beside the field that has the text or the prompt. Beside `prompt` all of them may matter.
+IDLE = {
+    "text": ("system", "prefill", "raw"),
+    "ids": ("system", "prefill", "raw", "no_special"),
+    "messages": ("system", "raw", "no_special"),
+}
+LIKENESS = 0.85  # of a field's name to a known one: prefil and no_specal are meant, test and prompt_id are not
 KIND_NAMES = {str: "a text", list: "a list of messages", bool: "true, false"}
 ALLOWED = "text or ids alone; or completion or completion_ids beside prompt, messages or ids"
 SHOWN_CHARACTERS = 60
@@ -101,12 +113,11 @@ class RowReader:
         try:
             if line.data is None:
                 raise TfmError("line", f"{line.size_bytes} bytes", "shorter ones", "use --perplexity for a long text")
-            text = decode(line.data, "line")
             if self.jsonl:
-                if not text.strip(" \t\r"):
+                if not line.data.strip(SPACE):
                     return None
-                row = parse_object(text)
-            given = self._object(row) if self.jsonl else self._line(text)
+                row = _read_row(line.data)
+            given = self._object(row) if self.jsonl else self._line(decode(line.data, "line"))
         except TfmError as error:
             return Row(line.number, line.size_bytes + 1, error, row.get("id"), "id" in row)
         return Row(line.number, line.size_bytes + 1, given, row.get("id"), "id" in row)
@@ -122,6 +133,7 @@ class RowReader:
     def _object(self, row: dict[str, Any]) -> "Text":
         from tfm.engine.scored_text import answer_text, id_text, plain_text
 
+        _refuse_unknown(row)
         _check_kinds(row)
         for name in ("text", "prompt", "completion"):
             self._check_length(row.get(name) or "")
@@ -129,6 +141,7 @@ class RowReader:
         answers = [name for name in there if name in ANSWERS]
         if len(answers) > 1 or len(there) - len(answers) != 1 or there[0] not in (PROMPTS if answers else ALONE):
             raise TfmError("fields", ", ".join(there) or "none", ALLOWED)
+        _refuse_idle(row, IDLE.get(there[0], ()), there[0])
         if answers:
             return self._ended(answer_text(self.tokenizer, self._prompt_ids(row, there[0]), row[answers[0]]))
         if there[0] == "ids":
@@ -142,8 +155,8 @@ class RowReader:
             return ids
         raw, no_special = _own(row, "raw", self.raw), _own(row, "no_special", self.no_special)
         if name == "messages":
-            if raw or row.get("system") is not None:
-                raise TfmError("fields", f"messages and {'raw' if raw else 'system'}", "one of them")
+            if raw:
+                raise TfmError("field messages", "it beside --raw", "prompt, or raw false in the row")
             return self.tokenizer.chat_ids(row["messages"], prefill=row.get("prefill"))
         options = PromptOptions(row.get("system"), row.get("prefill"), raw, no_special, ids=False)
         try:
@@ -165,21 +178,32 @@ class RowReader:
         return ended(self.tokenizer, text) if self.end else text
 
 
-def parse_object(text: str) -> dict[str, Any]:
+def _read_row(data: bytes) -> dict[str, Any]:
     """A row of JSON. Raises TfmError for what is no object, and for an id that cannot be given back."""
-    try:
-        row = json.loads(text)
-    except RecursionError:
-        raise TfmError("line: not JSON", "lists or objects in each other, without end") from None
-    except ValueError as error:
-        raise TfmError("line: not JSON", error, "an object in each line", "plain text needs no --jsonl") from None
-    if not isinstance(row, dict):
-        found = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-        raise TfmError("line", found, "a JSON object")
+    row = read_object(data, '{"text": "Hi"}')
     id_ = row.get("id")
     if isinstance(id_, list | dict) or (isinstance(id_, float) and not math.isfinite(id_)):
         raise TfmError("field id", repr(id_)[:SHOWN_CHARACTERS], "a text, a finite number, true, false, null")
     return row
+
+
+def _refuse_unknown(row: dict[str, Any]) -> None:
+    """Other fields are the user's own, but for those that are a known one, spelt otherwise."""
+    for name in row:
+        proposal = None if name in FIELDS else _proposal(name)
+        if proposal is not None:
+            raise TfmError("row: no such field", shown(name), do=proposal)
+
+
+@lru_cache(maxsize=64)  # the same fields in all rows of a file
+def _proposal(name: str) -> str | None:
+    return meant(name, FIELDS, LIKENESS)
+
+
+def _refuse_idle(row: dict[str, Any], names: Collection[str], beside: str) -> None:
+    for name in names:
+        if row.get(name) not in (None, False):
+            raise TfmError(f"row: field {name}", f"it beside {beside}, where it changes nothing", "one of the two")
 
 
 def _own(row: dict[str, Any], name: str, otherwise: bool) -> bool:

@@ -173,19 +173,19 @@ def test_jsonl(parrot: Path) -> None:
         b'{"id": "a", "text": "xy\\u2028"}\r', b"", b" \r", '{"id": null, "text": "xy\u2028", "label": 3}'.encode(),
         b'{"id": 3, "text": 5}', b"{", b'{"id": 3, "text": "\\ud800"}', b'{"id": "\\ud800", "text": "xy\xe2\x80\xa8"}',
         b'\xff', b"[1]", b"[" * 100_000, b'{"id": NaN, "text": "a"}', b'{"id": [1], "text": "a"}',
-        b'{"text": ' + b"1" * 5000 + b"}", b'{"id": true, "text": "xy\xe2\x80\xa8"}',
+        b'{"text": ' + b"1" * 5000 + b"}", b'{"text": "a", "text": "b"}', b'{"id": true, "text": "xy\xe2\x80\xa8"}',
     ]  # fmt: skip
     done = run("score", "-m", parrot, "--jsonl", stdin=b"\n".join(lines))
     assert done.returncode == 1
-    assert done.stderr == b"tfm: score: 9 of 13 lines could not be scored; their rows say why\n"
+    assert done.stderr == b"tfm: score: 10 of 14 lines could not be scored; their rows say why\n"
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     good = {number: row for number, row in enumerate(rows) if "error" not in row}
     assert [row["id"] for row in good.values()] == ["a", None, "\ud800", True]
     assert len({row["logprob"] for row in good.values()}) == 1
     assert [(row["id"], row["line"]) for row in rows if "error" in row] == [
-        (3, 5), (None, 6), (3, 7), (None, 9), (None, 10), (None, 11), (None, 12), (None, 13), (None, 14)
+        (3, 5), (None, 6), (3, 7), (None, 9), (None, 10), (None, 11), (None, 12), (None, 13), (None, 14), (None, 15)
     ]  # fmt: skip
-    assert list(good) == [0, 1, 5, 12]
+    assert list(good) == [0, 1, 5, 13]
     assert list(rows[2]) == ["id", "line", "error"]
     assert "0xff at byte 0" in rows[6]["error"]
 
@@ -197,9 +197,13 @@ def test_jsonl(parrot: Path) -> None:
     {"prompt": ["a"], "completion": "b"}, {"messages": "a", "completion": "b"}, {"messages": [1], "completion": "b"},
     {"prompt": "a", "completion": "b", "raw": 1}, {"prompt": "a", "completion": "b", "raw": True, "system": "c"},
     {"messages": [{"role": "user", "content": "a"}], "completion": "b", "raw": True}, {"prompt": 1, "completion": "b"},
+    {"text": "a", "system": "b"}, {"text": "a", "raw": True}, {"text": "a", "prefill": ""}, {"ids": [1], "raw": True},
+    {"ids": [1], "completion": "b", "no_special": True}, {"prompt": "a", "completion": "b", "prefil": "c"},
+    {"messages": [{"role": "user", "content": "a"}], "completion": "b", "system": "c"},
+    {"text": "a", "no_specal": True}, {"text": "a", "no-special": True}, {"Text": ""}, {"text": "", "nospecial": None},
 ])  # fmt: skip
 def test_rows_that_say_nothing_or_too_much(chatty_parrot: Path, row: Json) -> None:
-    """A row of two texts was scored by one of them; a wrong type was a traceback."""
+    """A row of two texts was scored by one of them, an idle or misspelt field was passed over."""
     [found] = score("-m", chatty_parrot, "--jsonl", stdin=[row], status=1)
     assert list(found) == ["id", "line", "error"]
 
@@ -210,9 +214,10 @@ def test_rows_of_every_shape(chatty_parrot: Path) -> None:
         {"text": "ab", "prompt": None}, {"ids": [1, 2]}, {"prompt": "", "completion": ""},
         {"ids": [1], "completion": "ab"}, {"ids": [1], "completion_ids": [1, 2], "temperature": 3},
         {"prompt": "a", "prefill": "b", "completion": "ab"}, {"prompt": "a", "raw": True, "completion": "ab"},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "completion": "ab"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "completion": "ab", "raw": False},
+        {"text": "ab", "test": 1, "prompt_id": 2, "title": "x", "context": "y", "index": 3, "system": None},
     ]  # fmt: skip
-    assert [row["tokens"] for row in score("-m", chatty_parrot, "--jsonl", stdin=rows)] == [1, 1, 0, 2, 2, 2, 2, 2]
+    assert [row["tokens"] for row in score("-m", chatty_parrot, "--jsonl", stdin=rows)] == [1, 1, 0, 2, 2, 2, 2, 2, 1]
 
 
 def test_invalid_utf8_is_a_row(parrot: Path) -> None:

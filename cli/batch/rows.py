@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tfm.cli.json_row import NESTED, SPACE, meant, read_object
 from tfm.cli.prompt import PromptOptions
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, is_integer, shown
@@ -30,9 +31,7 @@ CONSTRAINTS = ("json_schema", "regex", "grammar")
 ABOUT_TEXT = ("system", "prefill", "raw", "no_special")
 FIELDS = ("id", *PROMPTS, *ABOUT_TEXT, "max_tokens", "stop", "logprobs", *SAMPLING, *CONSTRAINTS)
 LONGEST_ROW_BYTES = 1 << 28
-SPACE = b" \t\r\n"  # what JSON calls white space
 MOST_DIGITS = 18  # of a token id
-NESTED = "lists or objects in each other without end"
 
 
 @dataclass(frozen=True)
@@ -187,35 +186,11 @@ def id_in(data: bytes) -> Id:
         return None
 
 
-def _read_object(data: bytes) -> dict[str, object]:
-    """A JSON object in UTF-8, without what JSON has not (NaN), and nothing in it twice."""
-    try:
-        values = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
-    except UnicodeDecodeError as error:
-        raise TfmError("row: not UTF-8", f"0x{data[error.start]:02x} at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise TfmError("row: not JSON", f"{error.msg} at character {error.pos + 1}") from None
-    except (ValueError, RecursionError) as error:
-        found = NESTED if isinstance(error, RecursionError) else error
-        raise TfmError("row: not JSON that can be read", found) from None
-    if not isinstance(values, dict):
-        raise TfmError("row", shown(values), 'a JSON object, such as {"prompt": "Hi"}')
+def _read_object(data: bytes) -> dict[str, Any]:
+    values = read_object(data, '{"prompt": "Hi"}')
     if b"\\u" in data:
         _refuse_half_characters(values)
     return values
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise TfmError(f"row: field {ascii(twice)[1:-1]}", "it twice", "it once")
-    return values
-
-
-def _constant(name: str) -> None:
-    raise TfmError("row: not JSON", name, "numbers that JSON has")
 
 
 def _refuse_half_characters(values: Mapping[str, object]) -> None:
@@ -231,11 +206,7 @@ def _refuse_half_characters(values: Mapping[str, object]) -> None:
 
 @lru_cache(maxsize=64)  # one wrong field in all rows of a file
 def _proposal(name: str) -> str:
-    from difflib import get_close_matches
-
-    word = name.replace("-", "_").lower()
-    meant = [word] if word in FIELDS else get_close_matches(word, FIELDS)
-    return f"did you mean {' or '.join(meant)}?" if meant else f"fields: {', '.join(FIELDS)}"
+    return meant(name, FIELDS) or f"fields: {', '.join(FIELDS)}"
 
 
 def _text(fields: Fields, name: str) -> str | None:
