@@ -71,6 +71,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (TfmError, OSError) as error:
+        output.begin_stderr_line()
         if _debugging():
             import traceback
 

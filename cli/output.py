@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import select
 import sys
 import threading
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SHOW_CURSOR = b"\x1b[?25h"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONG_S = 0.5  # work that takes longer than this is told of
 
 
@@ -33,8 +35,14 @@ def encoded(text: str, errors: str) -> bytes:
     return text.encode(errors=errors)
 
 
+def harmless(text: str) -> str:
+    """text with control characters as escapes: a file's name, or what stands in a file, is not to steer a terminal."""
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
 def say(line: str) -> None:
     """A line on stderr. If nobody can read it, then nobody can."""
+    line = harmless(line)
     try:
         write_all(2, encoded(f"{line}\n", "backslashreplace"))
     except OSError:
@@ -119,6 +127,12 @@ class Output:
         if self.is_terminal and not self._at_line_start:
             self.write("\n")
 
+    def begin_stderr_line(self) -> None:
+        """Where stdout and stderr are one file, pipe or terminal: what is said next does not go on a line of stdout."""
+        if not self._at_line_start and _is_one_place():
+            say("")
+            self._at_line_start = True
+
     def last_words(self) -> None:
         """Before the process is stopped: nothing that was made is lost, and the terminal is as it was."""
         with suppress(OSError, TfmError):
@@ -128,6 +142,13 @@ class Output:
                 self.at_stop()
         if sys.stderr is not None and os.isatty(2):
             write_all(2, b"\n" + SHOW_CURSOR)
+
+
+def _is_one_place() -> bool:
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2)) or (os.isatty(1) and os.isatty(2))
+    except OSError:
+        return False
 
 
 class Notes:
@@ -213,7 +234,7 @@ class _Stage:
         with self._lock:
             if self._bar is None:
                 return False
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
             return True
 
     def end(self) -> None:

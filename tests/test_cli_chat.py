@@ -554,6 +554,9 @@ BAD_FILES = {
     ),
     "tokens": ('{"messages": [], "settings": {"max_tokens": 0}}', "field settings.max_tokens: found 0"),
     "stop": ('{"messages": [], "settings": {"stop": [""]}}', "field settings.stop"),
+    "half a character": ('{"messages": [], "settings": {"stop": ["\\ud800"]}}', "texts that UTF-8 can hold"),
+    "too large": ('{"messages": [], "settings": {"temperature": 1' + "0" * 400 + "}}", "field settings.temperature"),
+    "steers": ('{"messages": [], "settings": {"\\u001b[31m": 1}}', "field settings.\\x1b[31m"),
 }
 
 
@@ -758,6 +761,18 @@ def test_constraint(chatty_parrot: Path, home: Path) -> None:
             terminal.see("--regex: the answer is not complete")
         terminal.say("/bye")
         assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("place", ["2>&1 | cat", "> FILE 2>&1; cat FILE"])
+def test_errors_have_lines_of_their_own(chatty_parrot: Path, tmp_path: Path, place: str) -> None:
+    """Where stdout and stderr were one place, an error or a line of -v went on behind a part of an answer."""
+    options = f"-m {chatty_parrot} --regex '[a-z]{{9}}' -n 2"
+    place = place.replace("FILE", str(tmp_path / "all"))
+    for command in (f"generate {options} x", f"generate -v {options} x", f"chat -v {options} <<< x"):
+        lines = shell(f"tfm {command} {place}").stdout.splitlines()
+        assert re.fullmatch(rb"[a-z]{2}", lines[0])
+        assert all(line.startswith(b"tfm: ") for line in lines[1:])
+    assert len(shell(f"tfm generate {options} x").stdout) == 2  # and not a byte more where it is another place
 
 
 def test_prompt_cache(chatty_parrot: Path, tmp_path: Path) -> None:

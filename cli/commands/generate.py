@@ -143,6 +143,7 @@ def command(
             else:
                 _write_text(output, tokens, shape)
             if shape.verbose:
+                output.begin_stderr_line()
                 for line in answer.report(loaded):
                     say(f"tfm: {line}")
             constraint.check_end(wanted, answer.finish_reason)
