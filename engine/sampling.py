@@ -6,6 +6,7 @@ the seed and the position, so a token depends on its own logits, settings and pl
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def _from_file(path: Path) -> SamplingParams:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, float) or (is_integer(value) and abs(value) <= sys.float_info.max)
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,8 @@ def test_logits_that_are_not_finite(bad: float, settings: dict[str, Any]) -> Non
         ({"temperature": math.nan}, "temperature: found nan; allowed: a number from 0"),
         ({"temperature": math.inf}, "temperature: found inf"),
         ({"temperature": "1"}, "temperature: found 1"),
+        ({"temperature": 10**400}, "temperature: found 1000"),
+        ({"logit_bias": {3: 10**400}}, "logit_bias: found 3=1000"),
         ({"top_p": -0.01}, "top_p: found -0.01; allowed: a number from 0 to 1"),
         ({"top_p": 1.01}, "top_p: found 1.01; allowed: a number from 0 to 1"),
         ({"top_p": math.nan}, "top_p: found nan"),

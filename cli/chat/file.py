@@ -145,6 +145,8 @@ def _read_settings(path: Path, found: Fields, settings: AnswerSettings, vocab_si
         stop = given["stop"]
         if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
             raise found.fault("stop", "a list of texts, none of them empty")
+        if any("\ud800" <= character <= "\udfff" for text in stop for character in text):
+            raise found.fault("stop", "texts that UTF-8 can hold")
         given["stop"] = tuple(stop)
     if "max_tokens" in given:
         found.integer("max_tokens")

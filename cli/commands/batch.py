@@ -99,7 +99,9 @@ class RunOptions:
     verbose: bool
 
     def check(self, cache: PromptCacheOptions) -> None:
-        """Raises UsageError for options that contradict each other."""
+        """Raises UsageError for options that make no sense, or contradict each other."""
+        if self.out == "":
+            raise click.UsageError("-o is empty; a variable of the shell may not be set.")
         if self.no_prefix_sharing and cache.prompt_cache is not None:
             raise click.UsageError("--prompt-cache keeps what rows share: not with --no-prefix-sharing.")
 
