@@ -311,6 +311,15 @@ def test_what_cannot_be_read(parrot: Path, source: str) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+def test_a_text_in_the_place_of_a_file(parrot: Path) -> None:
+    """Nothing said how a text is scored that is no file."""
+    done = run("score", "-m", parrot, "Ada's cat sat")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"tfm: file Ada's cat sat: found nothing there; to score this text: echo ")
+    command = done.stderr.decode().split("this text: ")[1].strip()
+    assert shell(f"{command} -m {parrot}").stdout == run("score", "-m", parrot, stdin=b"Ada's cat sat\n").stdout
+
+
 def test_bar_on_a_terminal_only(parrot: Path, tmp_path: Path) -> None:
     """A bar in a log, or between the lines of the result."""
     (tmp_path / "lines.txt").write_text("a line of some text\n" * 4_000)
@@ -349,7 +358,8 @@ def test_perplexity_of_a_text_that_fits(llama: Path, tmp_path: Path) -> None:
     assert (found["ctx"], found["stride"]) == (1024, 512)
     assert all(found[name] == row[name] for name in ("tokens", "perplexity", "bits_per_byte"))
     done = run("score", "-m", llama, "--perplexity", "-", stdin=text.encode())
-    assert done.stdout.decode() == f"{found['perplexity']:.4f} +/- {found['stderr']:.4f}\n"
+    figures = f"{found['perplexity']:.4f} +/- {found['stderr']:.4f}"
+    assert done.stdout.decode() == f"{figures} (perplexity of {found['tokens']} tokens)\n"
 
 
 def test_perplexity_through_a_window(llama: Path) -> None:

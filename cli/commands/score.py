@@ -1,6 +1,7 @@
 """tfm score: how likely a model finds texts that are given."""
 
 import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -110,6 +111,7 @@ def _score_lines(output: Output, notes: Notes, file: str | None, what: ScoreOpti
     from tfm.cli.score_rows import RowReader
     from tfm.engine.score import score
 
+    _refuse_text(file)
     failed = count = done_bytes = 0
     with Lines(file, notes) as lines, closing(options.load(notes)) as model:
         jsonl = what.jsonl or (file is not None and file.endswith(".jsonl"))
@@ -125,6 +127,12 @@ def _score_lines(output: Output, notes: Notes, file: str | None, what: ScoreOpti
                 notes.asked_for("scoring", done_bytes, lines.size_bytes)
     if failed:
         raise TfmError(f"score: {failed} of {count} lines could not be scored", do="their rows say why")
+
+
+def _refuse_text(file: str | None) -> None:
+    """Raises TfmError for a text in the place of FILE: spaces in it, and no file of that name."""
+    if file is not None and " " in file and not os.path.lexists(file):
+        raise TfmError(f"file {file}", "nothing there", do=f"to score this text: echo {shlex.quote(file)} | tfm score")
 
 
 def _texts(lines: "Lines", reader: "RowReader", rows: "deque[Row]") -> "Iterator[Text | TfmError | None]":
@@ -180,6 +188,7 @@ def _as_json(found: "Score", window: "Window") -> dict[str, object]:
 
 
 def _in_words(found: "Score") -> str:
-    """Perplexity +/- its standard error, which a single token has not."""
+    """Perplexity +/- its standard error, which a single token has not, and of how many tokens."""
     error = "" if found.standard_error is None else f" +/- {found.standard_error:.4f}"
-    return f"{found.perplexity:.4f}{error}"
+    count = len(found.logprobs)
+    return f"{found.perplexity:.4f}{error} (perplexity of {count} token{'' if count == 1 else 's'})"
