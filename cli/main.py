@@ -105,7 +105,11 @@ def _last_words(output: "Output") -> None:
 
 
 def _in_words(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else f"stdout: {error.strerror}"
+    if error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FileNotFoundError):  # of os.getcwd
+        return "current folder: found none, it was removed; change to one that is there"
+    return f"stdout: {error.strerror}"
 
 
 def _debugging() -> bool:

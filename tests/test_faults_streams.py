@@ -173,3 +173,12 @@ def test_nowhere_to_write(parrot: Path, redirections: str) -> None:
     done = shell(f"tfm generate --raw -m {parrot} $'\\n' {redirections}")
     assert (done.returncode, done.stdout) == (1, b"")
     assert len(done.stderr.splitlines()) == (1 if "2>" not in redirections else 0)
+
+
+def test_current_folder_that_is_gone(parrot: Path, tmp_path: Path) -> None:
+    """stdout was blamed for it."""
+    (tmp_path / "p").symlink_to(parrot)
+    script = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && tfm generate -m ../p hi"
+    done = shell(script)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"tfm: current folder: found none, it was removed; change to one that is there\n"
