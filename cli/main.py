@@ -105,11 +105,7 @@ def _last_words(output: "Output") -> None:
 
 
 def _in_words(error: OSError) -> str:
-    if error.filename:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, FileNotFoundError):  # of os.getcwd
-        return "current folder: found none, it was removed; change to one that is there"
-    return f"stdout: {error.strerror}"
+    return f"{error.filename}: {error.strerror}" if error.filename else f"stdout: {error.strerror}"
 
 
 def _debugging() -> bool:
