@@ -36,14 +36,16 @@ class Lines:
     """The lines of FILE, or of stdin for None and "-". Use it in `with`. Raises TfmError for what cannot be read.
 
     A byte order mark at the start is dropped. Memory is bounded: of a line of more than longest_bytes, only its size is
-    kept. noun is what messages call the lines.
+    kept; or with must_fit, it is an error as soon as it is too long, also if it never ends. noun is what messages call
+    the lines.
     """
 
     def __init__(
-        self, file: str | None, notes: "Notes", noun: str = "lines", longest_bytes: int = LONGEST_BYTES
-    ) -> None:
+        self, file: str | None, notes: "Notes", noun: str = "lines", longest_bytes: int = LONGEST_BYTES,
+        must_fit: bool = False,
+    ) -> None:  # fmt: skip
         self.name = "stdin" if file in (None, "-") else f"file {file}"
-        self._notes, self._noun, self._longest_bytes = notes, noun, longest_bytes
+        self._notes, self._noun, self._longest_bytes, self._must_fit = notes, noun, longest_bytes, must_fit
         if (file is None and os.isatty(0)) or (file in (None, "-") and sys.stdin is None):
             raise click.UsageError(f"No {noun}: give FILE, or {noun} on stdin.")
         self._descriptor = os.dup(0) if file is None or file == "-" else self._open(file)
@@ -138,9 +140,15 @@ class Lines:
             return
         *ends, rest = piece.split(b"\n")
         for end in ends:
-            self._begun.add(end)
+            self._add(end)
             self._whole.append(self._begun.line())
-        self._begun.add(rest)
+        self._add(rest)
+
+    def _add(self, data: bytes) -> None:
+        self._begun.add(data)
+        if self._must_fit and self._begun.size_bytes > self._longest_bytes:
+            found, allowed = f"more than {self._longest_bytes} bytes", f"at most {self._longest_bytes}"
+            raise TfmError(f"{self.name}: line {self._begun.number}", found, allowed)
 
     def _piece(self) -> bytes:
         """What is there, at least a byte; nothing at the end."""
@@ -165,7 +173,7 @@ class _Begun:
 
     def __init__(self, longest_bytes: int) -> None:
         self._longest_bytes = longest_bytes
-        self._number = 1
+        self.number = 1
         self._parts: list[bytes] = []
         self.size_bytes = 0
 
@@ -179,8 +187,8 @@ class _Begun:
     def line(self) -> Line:
         """The line as it is now; the next one begins."""
         data = None if self.size_bytes > self._longest_bytes else b"".join(self._parts)
-        if data and self._number == 1:
+        if data and self.number == 1:
             data = data.removeprefix(BOM)
-        line = Line(self._number, data, self.size_bytes)
-        self._number, self._parts, self.size_bytes = self._number + 1, [], 0
+        line = Line(self.number, data, self.size_bytes)
+        self.number, self._parts, self.size_bytes = self.number + 1, [], 0
         return line

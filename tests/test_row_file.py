@@ -17,7 +17,7 @@ from tfm.cli.batch import row_order
 from tfm.cli.batch.resume import Done, Expected
 from tfm.cli.batch.row_file import RowFile
 from tfm.cli.batch.row_order import Turns, Waiting
-from tfm.cli.batch.rows import next_row
+from tfm.cli.batch.rows import LONGEST_ROW_BYTES, next_row
 from tfm.cli.batch.written import read_written, row_begin, row_text
 from tfm.cli.lines import Lines
 from tfm.cli.output import Notes
@@ -348,7 +348,7 @@ def test_as_they_finish_and_at_the_end(tmp_path: Path) -> None:
 
 
 def lines_of(path: Path | str) -> list[tuple[int, bytes]]:
-    with Lines(str(path), Notes()) as source:
+    with Lines(str(path), Notes(), longest_bytes=LONGEST_ROW_BYTES, must_fit=True) as source:
         return rows_of(source)
 
 

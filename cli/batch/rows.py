@@ -130,14 +130,9 @@ class Row:
 
 
 def next_row(lines: "Lines") -> tuple[int, bytes] | None:
-    """The next line that is not blank, without white space around it, and its number; None at the end.
-
-    Raises TfmError for one that is too long.
-    """
+    """The next line that is not blank, without white space around it, and its number; None at the end."""
     for line in lines:
-        if line.data is None:
-            allowed = f"at most {LONGEST_ROW_BYTES}, a row of JSON"
-            raise TfmError(f"{lines.name}: line {line.number}", f"{line.size_bytes} bytes", allowed)
+        assert line.data is not None, "lines must fit"
         row = line.data.strip(SPACE)
         if row:
             return line.number, row

@@ -167,7 +167,7 @@ def command(
     constraint.check()
     cache.check()
     grammar = constraint.grammar()
-    with Notes(quiet) as notes, Lines(file, notes, "rows", LONGEST_ROW_BYTES) as source:
+    with Notes(quiet) as notes, Lines(file, notes, "rows", LONGEST_ROW_BYTES, must_fit=True) as source:
         from tfm.cli.batch.row_file import open_rows
         from tfm.cli.batch.run import BatchRun
 
