@@ -87,7 +87,7 @@ def command(output: Output, file: str | None, what: ScoreOptions, model: ModelOp
     \b
     Examples:
       tfm score notes.txt
-      tfm score --perplexity README.md
+      tfm score --perplexity notes.txt
       echo '{"prompt": "Is ice cold?", "completion": "Yes."}' | tfm score --jsonl
 
     Each line gives a line of JSON, in order: tokens, logprob (natural, the sum over these tokens), perplexity,
