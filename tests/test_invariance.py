@@ -158,7 +158,7 @@ def test_default_model(kv_type: str, default_model_folder: Path) -> None:
     """The same for a real model, whose matrices are large enough for every tile and whose activations have outliers."""
     text = (Path(__file__).parent / "golden/text.txt").read_text(encoding="utf-8")
     expected = None
-    for model in models(default_model_folder, kv_type):
+    for model in models(default_model_folder, kv_type, THREADS if kv_type == "f16" else (1, 3)):
         ids = model.tokenizer.encode(text)[:CONTEXT]
         expected = in_chunks(model, ids, expected)
         other = ids[::-1][:70]
