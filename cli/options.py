@@ -105,6 +105,17 @@ def speculate_option(default: int) -> Decorator:
     )  # fmt: skip
 
 
+def length_options(answer: str, least: int = 0) -> list[Decorator]:
+    """-n and --stop; answer is what the help calls what they end."""
+    return [
+        click.option(
+            "-n", "--max-tokens", type=WholeType(least), default=1024, show_default=True, metavar="N",
+            help=f"Most tokens of {answer}.",
+        ),
+        click.option("--stop", type=TEXT, multiple=True, help=f"End {answer} before this text. Repeatable."),
+    ]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model to load, and how."""

@@ -50,6 +50,18 @@ def chatty_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def endless_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for chats that answers without end."""
+    return write_parrot(tmp_path_factory.mktemp("endless-chat"), b"abcdefghij", loop=True, chat=True, context=1_000_000)
+
+
+@pytest.fixture(scope="session")
+def small_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for chats with a context of 128 tokens, which are bytes."""
+    return write_parrot(tmp_path_factory.mktemp("small-chat"), "Hi é🙂!".encode(), chat=True, context=128)
+
+
+@pytest.fixture(scope="session")
 def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
     return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)

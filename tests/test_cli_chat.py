@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from cli_process import TFM, TIMEOUT_S, environment
-from parrot import write_parrot
 
 from tfm.kernels.jit import cache_folder
 
@@ -23,18 +22,6 @@ ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][
 READY = "\x1b[?2004h"  # the line editor is at work: from now on a paste has marks around it
 ENTER, NEW_LINE, ALT_ENTER, UP, CTRL_C, CTRL_D = "\r", "\n", "\x1b\r", "\x1b[A", "\x03", "\x04"
 LETTERS = b"abcdefghij"
-
-
-@pytest.fixture(scope="session")
-def endless(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for chats that answers without end."""
-    return write_parrot(tmp_path_factory.mktemp("endless-chat"), LETTERS, loop=True, chat=True, context=1_000_000)
-
-
-@pytest.fixture(scope="session")
-def small(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for chats with a context of 128 tokens, which are bytes."""
-    return write_parrot(tmp_path_factory.mktemp("small-chat"), ANSWER.encode(), chat=True, context=128)
 
 
 class Terminal:
@@ -156,9 +143,9 @@ def test_a_conversation(chatty_parrot: Path, home: Path, term: str) -> None:
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_ctrl_c_stops_the_answer_and_not_the_chat(endless: Path, home: Path, tmp_path: Path, term: str) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_chat(endless_chat: Path, home: Path, tmp_path: Path, term: str) -> None:
     """Ctrl-C ended the process a second later, or the next message met a template that refuses two in a row."""
-    with chat(endless, "-n", "900000", home=home, term=term) as terminal:
+    with chat(endless_chat, "-n", "900000", home=home, term=term) as terminal:
         for text in ("one", "two"):
             terminal.say(text)
             terminal.see("abcdefghijabcdefghij")
@@ -181,10 +168,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(endless: Path, home: Path, tmp
         assert content == (LETTERS.decode() * (len(content) // 10 + 1))[: len(content)]
 
 
-def test_what_is_typed_during_an_answer(endless: Path, home: Path, tmp_path: Path) -> None:
+def test_what_is_typed_during_an_answer(endless_chat: Path, home: Path, tmp_path: Path) -> None:
     """It was shown in the middle of the answer; Enter became a line break, so that nothing was sent afterwards."""
     file = tmp_path / "saved.json"
-    with chat(endless, "-n", "1000", home=home) as terminal:
+    with chat(endless_chat, "-n", "1000", home=home) as terminal:
         terminal.say("one")
         terminal.see("abcdefghij")
         terminal.type("two" + NEW_LINE + "more" + ENTER + f"/save {file}" + ENTER + CTRL_D)
@@ -196,9 +183,9 @@ def test_what_is_typed_during_an_answer(endless: Path, home: Path, tmp_path: Pat
     assert LETTERS.decode() * 100 in terminal.shown
 
 
-def test_ctrl_c_while_the_prompt_is_read(endless: Path, home: Path) -> None:
+def test_ctrl_c_while_the_prompt_is_read(endless_chat: Path, home: Path) -> None:
     """A long message could not be stopped before the first token of its answer was there."""
-    with chat(endless, home=home) as terminal:
+    with chat(endless_chat, home=home) as terminal:
         terminal.see_prompt()
         terminal.type("\x1b[200~" + "x" * 200_000 + "\x1b[201~")
         terminal.type(ENTER)
@@ -241,9 +228,9 @@ def test_ctrl_c_at_the_prompt(chatty_parrot: Path, home: Path, how: str) -> None
         assert terminal.end() == 0
 
 
-def test_ctrl_c_before_the_first_prompt(endless: Path, home: Path) -> None:
+def test_ctrl_c_before_the_first_prompt(endless_chat: Path, home: Path) -> None:
     """While the model is loaded Ctrl-C ends the process, as everywhere."""
-    with chat(endless, home=home) as terminal:
+    with chat(endless_chat, home=home) as terminal:
         time.sleep(0.15)
         terminal.interrupt()
         assert terminal.end() in (130, -signal.SIGINT)
@@ -437,7 +424,7 @@ def test_regenerate(chatty_parrot: Path, home: Path, tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_save_and_load(chatty_parrot: Path, endless: Path, home: Path, tmp_path: Path) -> None:
+def test_save_and_load(chatty_parrot: Path, endless_chat: Path, home: Path, tmp_path: Path) -> None:
     """A conversation goes on in another process, with its settings, and with a note where the model is another one."""
     file = tmp_path / "my chat.json"
     with chat(chatty_parrot, "-n", "3", "--stop", "x", "-s", "Be kind.", home=home) as terminal:
@@ -453,10 +440,10 @@ def test_save_and_load(chatty_parrot: Path, endless: Path, home: Path, tmp_path:
     assert saved["model"] == str(chatty_parrot)
     assert os.listdir(tmp_path / "data") == ["tfm"]
     assert sorted(os.listdir(tmp_path)) == ["data", "my chat.json"]  # and no temporary file
-    with chat(endless, home=home) as terminal:
+    with chat(endless_chat, home=home) as terminal:
         terminal.say(f"/load {file}")
         terminal.see("loaded: 1 turns")
-        terminal.see(f"it was made with the model {chatty_parrot}, and goes on with {endless}")
+        terminal.see(f"it was made with the model {chatty_parrot}, and goes on with {endless_chat}")
         terminal.see("settings of the file: max_tokens 3, stop ('x',)")
         terminal.say("go on")
         terminal.see("abc\r\n")
@@ -581,9 +568,9 @@ def test_load_of_bad_files(chatty_parrot: Path, home: Path, tmp_path: Path) -> N
 # ----------------------------------------------------------------------------------------- context is full
 
 
-def test_context_full_at_a_terminal(small: Path, home: Path) -> None:
+def test_context_full_at_a_terminal(small_chat: Path, home: Path) -> None:
     """Old turns were dropped without a word, or the conversation could not go on."""
-    with chat(small, home=home) as terminal:
+    with chat(small_chat, home=home) as terminal:
         for text in ("x" * 20, "y"):
             terminal.say(text)
             terminal.see(ANSWER)
@@ -602,9 +589,9 @@ def test_context_full_at_a_terminal(small: Path, home: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_answer_that_meets_the_end_of_the_context(small: Path, home: Path) -> None:
+def test_answer_that_meets_the_end_of_the_context(small_chat: Path, home: Path) -> None:
     """It ended in mid-sentence, and nothing said why."""
-    with chat(small, home=home) as terminal:
+    with chat(small_chat, home=home) as terminal:
         terminal.say("x" * (128 - len("<user></user>\n<assistant>\n") - 2))
         terminal.see("Hi \r\n")
         terminal.see("the answer ends here: the context of 128 tokens is full")

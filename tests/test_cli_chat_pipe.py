@@ -14,18 +14,6 @@ ANSWER = "Hi é🙂!"
 LETTERS = b"abcdefghij"
 
 
-@pytest.fixture(scope="session")
-def endless(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for chats that answers without end."""
-    return write_parrot(tmp_path_factory.mktemp("endless-chat"), LETTERS, loop=True, chat=True, context=1_000_000)
-
-
-@pytest.fixture(scope="session")
-def small(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for chats with a context of 128 tokens, which are bytes."""
-    return write_parrot(tmp_path_factory.mktemp("small-chat"), ANSWER.encode(), chat=True, context=128)
-
-
 def test_lines_in_blocks_out(chatty_parrot: Path) -> None:
     """A line's end was part of the message, a blank line was answered, U+2028 or a lone CR ended a line."""
     stdin = b"\xef\xbb\xbfone\r\n\n  \n/bye\ntwo\xe2\x80\xa8x\ry\n//three"
@@ -60,23 +48,23 @@ def test_each_answer_comes_before_the_next_line(chatty_parrot: Path) -> None:
         assert process.wait(TIMEOUT_S) == 0
 
 
-def test_error_at_a_line(small: Path) -> None:
+def test_error_at_a_line(small_chat: Path) -> None:
     """Answers before the failing turn were lost, or the turns after it went on without it."""
-    done = run("chat", "-m", small, stdin=b"one\n" + b"x" * 200 + b"\ntwo\n")
+    done = run("chat", "-m", small_chat, stdin=b"one\n" + b"x" * 200 + b"\ntwo\n")
     assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n".encode())
     assert done.stderr.startswith(b"tfm: stdin, line 2: message: found ")
-    done = run("chat", "-m", small, stdin=b"one\na\xffb\n")
+    done = run("chat", "-m", small_chat, stdin=b"one\na\xffb\n")
     assert (done.returncode, done.stdout) == (1, f"{ANSWER}\n".encode())
     assert done.stderr.startswith(b"tfm: stdin, line 2: not UTF-8: found 0xff at byte 1")
 
 
-def test_reader_that_leaves(endless: Path) -> None:
-    done = shell(f"yes | tfm chat -n 900000 -m {endless} | head -c 5; echo :${{PIPESTATUS[1]}}")
+def test_reader_that_leaves(endless_chat: Path) -> None:
+    done = shell(f"yes | tfm chat -n 900000 -m {endless_chat} | head -c 5; echo :${{PIPESTATUS[1]}}")
     assert (done.stdout, done.stderr) == (b"abcde:141\n", b"")
 
 
-def test_ctrl_c_in_a_pipe(endless: Path) -> None:
-    command = [TFM, "chat", "-n", "900000", "-m", endless]
+def test_ctrl_c_in_a_pipe(endless_chat: Path) -> None:
+    command = [TFM, "chat", "-n", "900000", "-m", endless_chat]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment()) as process:
         assert process.stdin is not None
         assert process.stdout is not None

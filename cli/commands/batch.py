@@ -17,6 +17,7 @@ from tfm.cli.options import (
     ModelOptions,
     SamplingOptions,
     group,
+    length_options,
     model_options,
     quiet_option,
     sampling_options,
@@ -25,7 +26,7 @@ from tfm.cli.options import (
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, chat_options
 from tfm.cli.prompt_cache import PromptCacheOptions, beginning_cache_options
-from tfm.cli.values import TEXT, WholeType
+from tfm.cli.values import WholeType
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
@@ -75,11 +76,7 @@ class RowOptions:
 
 row_options = group("shape", RowOptions, [
     *chat_options,
-    click.option(
-        "-n", "--max-tokens", type=WholeType(0), default=1024, show_default=True, metavar="N",
-        help="Most tokens of an answer.",
-    ),
-    click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
+    *length_options("an answer"),
     click.option(
         "--logprobs", type=WholeType(0), metavar="K",
         help="Each token with its log-probability, and the K likeliest in its place.",

@@ -16,6 +16,7 @@ from tfm.cli.options import (
     ModelOptions,
     SamplingOptions,
     group,
+    length_options,
     model_options,
     quiet_option,
     sampling_options,
@@ -23,7 +24,7 @@ from tfm.cli.options import (
 )
 from tfm.cli.output import Notes, Output
 from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
-from tfm.cli.values import TEXT, WholeType
+from tfm.cli.values import TEXT
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ class ChatOptions:
 
 chat_options = group("chat", ChatOptions, [
     click.option("-s", "--system", type=TEXT, help="What the model is told before the conversation."),
-    click.option(
-        "-n", "--max-tokens", type=WholeType(1), default=1024, show_default=True, metavar="N",
-        help="Most tokens of an answer.",
-    ),
-    click.option("--stop", type=TEXT, multiple=True, help="End an answer before this text. Repeatable."),
+    *length_options("an answer", least=1),
     speculate_option(SPECULATE_ALONE),
     click.option("-v", "--verbose", is_flag=True, help="Tokens and speed of each turn on stderr."),
 ])  # fmt: skip

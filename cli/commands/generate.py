@@ -18,6 +18,7 @@ from tfm.cli.options import (
     SamplingOptions,
     TextOptions,
     group,
+    length_options,
     model_options,
     quiet_option,
     sampling_options,
@@ -28,7 +29,7 @@ from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
 from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
 from tfm.cli.reading import Reading
-from tfm.cli.values import TEXT, WholeType
+from tfm.cli.values import WholeType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,11 +59,7 @@ class AnswerOptions:
 
 
 answer_options = group("shape", AnswerOptions, [
-    click.option(
-        "-n", "--max-tokens", type=WholeType(0), default=1024, show_default=True, metavar="N",
-        help="Most tokens of the answer.",
-    ),
-    click.option("--stop", type=TEXT, multiple=True, help="End the answer before this text. Repeatable."),
+    *length_options("the answer"),
     click.option(
         "--json", "as_json", is_flag=True,
         help="One JSON object: the answer, why it ended (null: by Ctrl-C), counts, timings; with --ids also its ids.",
