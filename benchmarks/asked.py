@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 FLASH = ("llama.cpp Q4_1, flash attention", "llama.cpp Q4_1, no flash attention")
 LOOP = "llama-cpp-python, a loop"
+FREE = "tfm, no constraint"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,15 @@ class Most:
     most: float
 
 
-Ask = Times | LimitShare | Most
+@dataclass(frozen=True)
+class Cost:
+    """At most this share more seconds than the peer."""
+
+    most: float
+    peer: str
+
+
+Ask = Times | LimitShare | Most | Cost
 
 ASKED: Mapping[str, tuple[Ask, ...]] = {
     "tg128 q4": (Times(1.6, ("llama.cpp Q4_1",)), LimitShare(0.85)),
@@ -48,6 +57,9 @@ ASKED: Mapping[str, tuple[Ask, ...]] = {
     "memory": (Most(150e6),),
     "batch mixed": (Times(2.0, (LOOP,)),),
     "batch shared": (Times(4.0, (LOOP,)),),
+    "constraint schema": (Cost(0.10, FREE),),
+    "constraint regex": (Cost(0.10, FREE),),
+    "constraint grammar": (Cost(0.10, FREE),),
 }
 
 
@@ -66,6 +78,10 @@ def verdicts(
             found.append(
                 {"asked": "share of the limit", "at_least": ask.least, "measured": share, "met": share >= ask.least}
             )
+        elif isinstance(ask, Cost):
+            cost = round(medians["tfm"] / medians[ask.peer] - 1, 4)
+            of = f"more time than {ask.peer}, as a share"
+            found.append({"asked": of, "at_most": ask.most, "measured": cost, "met": cost <= ask.most})
         else:
             over = round(medians["tfm"] - base, 6)
             of = "bytes beyond the base" if base else "seconds"

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from asked import FREE
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 RESULTS = HERE / "results"
@@ -16,6 +18,7 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 COMMANDS = """pip install -e '.[peers]'
 python benchmarks/against_peers.py
 python benchmarks/rows_against_loop.py
+python benchmarks/constraint_cost.py
 python benchmarks/table.py"""
 PACKAGES = {
     "llama_cpp": ("llama-cpp-python",),
@@ -37,23 +40,32 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def section(results: Mapping[str, dict], name: str, rows: tuple[Mapping[str, dict], str] | None = None) -> str:
+Named = tuple[Mapping[str, dict], str]
+"""Results, and the name of their file."""
+
+
+def section(results: Mapping[str, dict], name: str, rows: Named | None = None, constraints: Named | None = None) -> str:
     """What stands between the markers: the tables, what was measured where, how to do it again.
 
-    name is the file's; rows are the results of rows_against_loop.py and their file's name.
+    name is the file's; rows are of rows_against_loop.py, constraints of constraint_cost.py.
     """
     parts = [table(results), conditions(results, name)]
     if rows is not None:
         parts += [table(rows[0]), conditions_of_rows(*rows)]
+    if constraints is not None:
+        parts += [table_of_constraints(constraints[0]), conditions_of_constraints(*constraints)]
     return "\n\n".join([*parts, "To measure again:", f"```sh\n{COMMANDS}\n```"])
 
 
 def current(folder: Path = RESULTS) -> str | None:
     """The section of the newest results; None when there are none."""
-    path, of_rows = newest(folder), newest(folder / "rows")
-    if path is None:
-        return None
-    return section(read(path), path.name, (read(of_rows), of_rows.name) if of_rows else None)
+    main, rows, constraints = (newest_named(folder / part) for part in ("", "rows", "constraint"))
+    return None if main is None else section(*main, rows, constraints)
+
+
+def newest_named(folder: Path) -> Named | None:
+    path = newest(folder)
+    return None if path is None else (read(path), path.name)
 
 
 def table(results: Mapping[str, dict]) -> str:
@@ -139,6 +151,27 @@ def conditions_of_rows(results: Mapping[str, dict], name: str) -> str:
         f"{results['versions']['llama_cpp']['llama-cpp-python']}, which is called for one row after the other; prompts "
         f"of 16 to 512 tokens and answers of at most 8 to 128, or prompts of which 400 tokens are the same, all read "
         f"and made tokens counted: [{name}](benchmarks/results/rows/{name})."
+    )
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def table_of_constraints(results: Mapping[str, dict]) -> str:
+    """One row a constraint."""
+    model = f"{results['model']['name']}, {results['threads']} threads"
+    rows = [
+        [test["title"], figure(test, "tfm"), figure(test, FREE), f"{test['asked'][0]['measured']:.1%}"]
+        for test in results["tests"]
+    ]
+    return aligned([[model, "tfm", "without it", "a token takes longer by"], *rows])
+
+
+def conditions_of_constraints(results: Mapping[str, dict], name: str) -> str:
+    """The same of constraint_cost.py."""
+    text = (
+        f"Measured {results['measured_at'][:10]} on {results['machine']['cpu']} ({results['machine']['llvm_cpu']}) "
+        f"with llguidance {results['versions']['tfm']['llguidance']}: the same {results['tests'][0]['tokens']} tokens "
+        f"with the constraint and without, taking turns; medians of {results['repetitions']}: "
+        f"[{name}](benchmarks/results/constraint/{name})."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 

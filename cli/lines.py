@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
+from tfm.cli.output import write_all
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
@@ -105,15 +106,14 @@ class Lines:
         if self._is_file:
             return
         assert not self.number
-        with tempfile.TemporaryFile() as copy:
-            try:
+        try:
+            with tempfile.TemporaryFile(buffering=0) as copy:
                 while piece := self._piece():
-                    copy.write(piece)
-                copy.flush()
-            except OSError as error:
-                where = f"folder {tempfile.gettempdir()}: a copy of {self.name} cannot be written"
-                raise TfmError(where, error.strerror, do="make room there, or name another in $TMPDIR") from error
-            os.dup2(copy.fileno(), self._descriptor, inheritable=False)
+                    write_all(copy.fileno(), piece)
+                os.dup2(copy.fileno(), self._descriptor, inheritable=False)
+        except OSError as error:
+            where = f"folder {tempfile.tempdir or 'of temporary files'}: a copy of {self.name} cannot be written"
+            raise TfmError(where, error.strerror, do="make room there, or name another in $TMPDIR") from error
         self._is_file = True
         self.rewind()
 

@@ -186,12 +186,18 @@ class SamplingOptions:
                 raise click.UsageError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from error
         return values
 
-    def params(self, model: "Model", notes: "Notes") -> "SamplingParams":
-        """The model's own settings with what was asked for, and a seed; a note where that changes nothing."""
+    def unseeded(self, model: "Model") -> "SamplingParams":
+        """The model's own settings with what was asked for. Raises TfmError for a bias on a token that is not there."""
         from tfm.engine.sampling import SamplingParams
 
+        params = SamplingParams.from_folder(model.folder, **self.given())
+        params.check_ids(model.config.vocab_size)
+        return params
+
+    def params(self, model: "Model", notes: "Notes") -> "SamplingParams":
+        """`unseeded` with a seed; a note where what was asked for changes nothing."""
         given = self.given()
-        params = SamplingParams.from_folder(model.folder, **given).seeded()
+        params = self.unseeded(model).seeded()
         idle = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p", "seed") if name in given]
         if params.temperature == 0 and idle:
             notes.note(f"{', '.join(idle)} without effect: at temperature 0 the likeliest token is taken")

@@ -65,7 +65,7 @@ class Output:
     def __init__(self) -> None:
         self._held: list[str] = []
         self._owed: Callable[[], str] | None = None
-        self.at_stop: Callable[[], None] | None = None  # what else is to be done when the process is stopped
+        self._at_stop: Callable[[], object] | None = None
         self._at_line_start = True
         self._lock = threading.Lock()
 
@@ -122,6 +122,15 @@ class Output:
         if owed is not None:
             self.write_line(owed())
 
+    @contextmanager
+    def stopping(self, act: Callable[[], object]) -> Iterator[None]:
+        """Inside, act is done as well, instead of what was given before, when the process is ended from the side."""
+        before, self._at_stop = self._at_stop, act
+        try:
+            yield
+        finally:
+            self._at_stop = before
+
     def end_line(self) -> None:
         """On a terminal, begin a new line for what comes next; a pipe or file gets the result and not a byte more."""
         if self.is_terminal and not self._at_line_start:
@@ -138,8 +147,8 @@ class Output:
         with suppress(OSError, TfmError):
             self.release()
             self._pay()
-            if self.at_stop is not None:
-                self.at_stop()
+            if self._at_stop is not None:
+                self._at_stop()
         if sys.stderr is not None and os.isatty(2):
             write_all(2, b"\n" + SHOW_CURSOR)
 

@@ -10,6 +10,15 @@ from pathlib import Path
 TFM = Path(sysconfig.get_path("scripts")) / "tfm"
 TIMEOUT_S = 120
 NO_CHANGES: Mapping[str, str | None] = {}
+NEITHER = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None}
+C_LOCALE = {"LC_ALL": "C", **NEITHER}
+"""A locale of ASCII, which Python would by itself treat as UTF-8."""
+LOCALES = {
+    "C": C_LOCALE,
+    "C.UTF-8": {"LC_ALL": "C.UTF-8", **NEITHER},
+    "one that is not there": {"LC_ALL": "xx_YY.KOI8-R", **NEITHER},
+    "ASCII by Python's own variable": {"PYTHONIOENCODING": "ascii:strict"},
+}
 
 
 def environment(changes: Mapping[str, str | None] = NO_CHANGES) -> dict[str, str]:

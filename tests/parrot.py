@@ -5,12 +5,14 @@ token and the unembedding maps it to the next. Its tokens are the 256 bytes and,
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from checkpoints import LLAMA, shapes_of
 from raw_safetensors import write_tensors
+from tokenizer_files import SENTENCEPIECE_DECODER
 
 from tfm.engine.pieces import byte_of_character
 
@@ -22,10 +24,26 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>\n{% endif %}"
 )
+BAD_TEMPLATES = {
+    "{{ raise_exception('Only one turn, please') }}": "found Only one turn, please",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "chat template: found",
+    "{{ 'a' * 10000000000 }}": "chat template: found",
+    "{{ ''.__class__.__mro__ }}": "chat template: found",
+    "{% if %}": "(line 1)",
+}
+"""Templates that cannot be used, and what an error says of them."""
+FAMILY = "👩\u200d🚀e\u0301क्षि"
+PIECES = [b"\xf0\x9f", b"\x91\xa9", b"\xe2\x80", b"\x8d\xf0\x9f", b"\x9a\x80e", b"\xcc\x81\xe0", "क्षि".encode()[1:]]
+"""FAMILY in tokens whose edges are not those of its characters."""
 
 
 def id_of(byte: int) -> int:
     return byte + 1
+
+
+def ids_of(text: str) -> list[int]:
+    """The tokens of a text where each is a byte."""
+    return [id_of(byte) for byte in text.encode()]
 
 
 def write_parrot(folder: Path, answer: bytes, *, loop: bool = False, chat: bool = False, context: int = 1024) -> Path:
@@ -69,3 +87,32 @@ def _tokenizer() -> dict:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
+
+
+def with_pieces(folder: Path, pieces: Sequence[bytes], *, bytes_to_fall_back_to: bool = False, **options: Any) -> Path:
+    """A parrot that says pieces, each one token; or, as SentencePiece has it, their bytes as <0x..>."""
+    letters = b"".join(pieces) if bytes_to_fall_back_to else bytes(range(ord("A"), ord("A") + len(pieces)))
+    write_parrot(folder, letters, **options)
+    file = json.loads((folder / "tokenizer.json").read_text())
+    if bytes_to_fall_back_to:
+        vocab = {"<|end|>": END} | {f"<0x{byte:02X}>": id_of(byte) for byte in range(256)}
+        file |= {"decoder": SENTENCEPIECE_DECODER, "pre_tokenizer": None}
+        file["model"] |= {"vocab": vocab, "byte_fallback": True}
+    else:
+        alphabet = {byte: character for character, byte in byte_of_character().items()}
+        names = {id_: name for name, id_ in file["model"]["vocab"].items()}
+        names |= {id_of(a): "".join(alphabet[b] for b in piece) for a, piece in zip(letters, pieces, strict=True)}
+        file["model"]["vocab"] = {name: id_ for id_, name in names.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+    return folder
+
+
+def set_ends(folder: Path, config: Any, generation: Any, tokenizer: Mapping[str, Any] | None) -> None:
+    """What config.json has as eos_token_id; the same of generation_config.json, and tokenizer_config.json (None: no
+    such file)."""
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "eos_token_id": config}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    if tokenizer is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))

@@ -133,6 +133,26 @@ def test_table_is_aligned_and_says_where_it_comes_from(table: ModuleType) -> Non
     assert "[2030-01-02-a-cpu.json](benchmarks/results/2030-01-02-a-cpu.json)" in flat
 
 
+def test_constraints_have_a_table_of_their_own(table: ModuleType, asked: ModuleType) -> None:
+    """Guards the share that is shown: it is the one that was judged, of the sides that took turns."""
+    medians = {"tfm": 1.05, asked.FREE: 1.0}
+    sides = {side: {"median_s": median, "median_tok_s": 128 / median} for side, median in medians.items()}
+    verdicts = asked.verdicts("constraint schema", medians, None)
+    test = {"test": "constraint schema", "title": "decode, schema", "tokens": 128, "sides": sides, "asked": verdicts}
+    found = results() | {"tests": [test], "versions": {"tfm": {"llguidance": "1.3"}}}
+    made = table.section(results(), "peers.json", None, (found, "c.json")).splitlines()
+    begin = next(i for i, line in enumerate(made) if "without it" in line)
+    assert made[begin : begin + 3] == [
+        "| Some-Model, 2 threads |       tfm | without it | a token takes longer by |",
+        "| --------------------- | --------: | ---------: | ----------------------: |",
+        "| decode, schema        | 122 tok/s |  128 tok/s |                    5.0% |",
+    ]
+    flat = " ".join(made[begin:])
+    assert "with llguidance 1.3: the same 128 tokens with the constraint and without" in flat
+    assert "medians of 3" in flat
+    assert "[c.json](benchmarks/results/constraint/c.json)" in flat
+
+
 def test_newest_goes_by_the_time_of_measurement(table: ModuleType, tmp_path: Path) -> None:
     """Guards against taking the last file name, or the file written last: a checkout writes them in any order."""
     for name, measured_at in {
@@ -202,13 +222,17 @@ def test_what_is_asked_stands_beside_what_was_measured(asked: ModuleType) -> Non
     assert (cold["measured"], cold["at_most"], cold["met"]) == (10.1, 10.0, False)
     (memory,) = asked.verdicts("memory", {"tfm": 290e6}, None, base=145_000_000)
     assert (memory["measured"], memory["at_most"], memory["met"]) == (145e6, 150e6, True)
+    for seconds, met in ((1.1, True), (1.1002, False), (0.99, True)):
+        (cost,) = asked.verdicts("constraint regex", {"tfm": seconds, asked.FREE: 1.0}, None)
+        assert (cost["measured"], cost["at_most"], cost["met"]) == (pytest.approx(seconds - 1), 0.1, met)
     assert asked.verdicts("pp512 q8", {"tfm": 1.0}, None) == []
 
 
 def test_all_that_is_asked_is_measured(against: ModuleType, asked: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a name in one table and not in the other: what is asked of it would never be looked at."""
     of_rows = {f"batch {kind}" for kind in script("rows_against_loop", monkeypatch).TITLES}
-    assert set(asked.ASKED) <= set(against.TESTS) | of_rows
+    of_constraints = {f"constraint {kind}" for kind in script("constraint_cost", monkeypatch).GRAMMARS}
+    assert set(asked.ASKED) <= set(against.TESTS) | of_rows | of_constraints
     for case in against.CASES:
         names = [side.name for side in case.sides]
         assert names[0] == "tfm"

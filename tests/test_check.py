@@ -1,6 +1,7 @@
 """`tfm check`: what it measures is right, what is wrong is found and named, and its shapes."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,6 +234,26 @@ def test_a_damaged_tensor_is_named(name: str, value: float, tmp_path: Path) -> N
     assert row == Row("model, KV f32: float64", 1, np.inf, 2e-4, False, row.fault)
     assert row.fault == f"{place}: NaN or infinite values in {folder / 'model.safetensors'}: tensor {name}"
     assert all(other.passed for other in others if other.cases > 1), "one NaN is as good as another"
+
+
+OVERFLOWS = {
+    "layer 1, MLP": ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+    "layer 2, heads": ("model.layers.2.self_attn.v_proj.weight", "model.layers.2.self_attn.o_proj.weight"),
+    "unembedding": ("model.norm.weight", "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("place", OVERFLOWS)
+def test_logits_that_overflow(place: str, tmp_path: Path) -> None:
+    """Guards infinite logits of weights of which none is infinite: no tensor can be blamed, but the layer is told."""
+    folder = checkpoints.write_checkpoint(tmp_path, checkpoints.LLAMA)
+    for name in OVERFLOWS[place]:
+        damage(folder, name, lambda values: np.multiply(values, 1e20, out=values))
+    model = load(folder, threads=1)
+    row = next(iter(check_model(model)))
+    model.close()
+    assert (row.passed, row.error) == (False, np.inf)
+    assert re.fullmatch(rf"{place}: values up to [0-9.]+e\+[34][0-9], more than 3\.4e\+38", row.fault)
 
 
 def test_scales_that_are_not_finite(tmp_path: Path) -> None:

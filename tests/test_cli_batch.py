@@ -459,6 +459,7 @@ def test_ctrl_c_in_one_long_step(default_model_folder: Path, tmp_path: Path) -> 
     assert process.returncode == 130
     assert error == b"tfm: stopped, 1 rows are answered; run the same command again to go on\n"
     assert [row["line"] for row in objects(out.read_bytes())] == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows"], "and no file of waiting rows"
 
 
 def test_ctrl_c_without_a_file(endless_parrot: Path) -> None:

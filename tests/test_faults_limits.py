@@ -99,6 +99,14 @@ def test_numbers_that_are_not(parrot: Path, options: list[str], status: int, wor
     assert word in done.stderr.decode()
 
 
+@pytest.mark.parametrize("command", ["chat", "batch"])
+def test_bias_on_a_token_that_is_not_there(chatty_parrot: Path, command: str) -> None:
+    """It was told of the first line, as if that were wrong, or of every row anew; and never where no line came."""
+    done = run(command, "-m", chatty_parrot, "--logit-bias", "257=1", stdin=b"")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"tfm: logit_bias: found token id 257; allowed: 0 to 256\n"
+
+
 @pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": 257}, {"top_k": 258}, {"top_k": 256}, {"top_p": 1.0}])
 def test_vocabulary_and_one_more(settings: dict[str, float]) -> None:
     """top-k of V, or one beyond, chose among V - 1, or read behind the logits; V - 1 leaves out one."""

@@ -7,18 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_process import TFM, TIMEOUT_S, environment, run, shell
+from cli_process import LOCALES, TFM, TIMEOUT_S, environment, run, shell
 
 ANSWER = "Hi é🙂!"
-NEITHER = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None}
-C_LOCALE = {"LC_ALL": "C", **NEITHER}
-"""A locale of ASCII, which Python would by itself treat as UTF-8."""
-LOCALES = {
-    "C": C_LOCALE,
-    "C.UTF-8": {"LC_ALL": "C.UTF-8", **NEITHER},
-    "one that is not there": {"LC_ALL": "xx_YY.KOI8-R", **NEITHER},
-    "ASCII by Python's own variable": {"PYTHONIOENCODING": "ascii:strict"},
-}
 
 
 # ------------------------------------------------------------------------------------------------ locales

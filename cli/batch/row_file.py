@@ -6,6 +6,7 @@ written. Nothing else is ever taken out.
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +40,8 @@ class RowFile:
         try:
             self.waiting = Waiting(Path(f"{self._path}.waiting"))
         except BaseException:
-            self._close(take_away=self._is_new)
+            self._take_away()
+            os.close(self._descriptor)
             raise
 
     def _open(self) -> int:
@@ -105,10 +107,15 @@ class RowFile:
         found = "another file, or none: it was removed or renamed while answers were written to it"
         raise TfmError(f"file {self.name}", found, do="run the same command again")
 
-    def _close(self, take_away: bool) -> None:
-        if take_away and not self._end and self._has_its_name:
+    def clear_away(self) -> None:
+        """Take away what holds no row, where a run ends before its end; another thread may be at work still."""
+        self.waiting.clear_away()
+        self._take_away()
+
+    def _take_away(self) -> None:
+        """Remove the file, if this run made it and nothing is in it."""
+        if self._is_new and not os.fstat(self._descriptor).st_size and self._has_its_name:
             self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +125,10 @@ class RowFile:
     ) -> None:
         if error is None:
             os.fsync(self._descriptor)
+        else:
+            self._take_away()
         self.waiting.close(is_needed=error is not None)
-        self._close(take_away=error is not None and self._is_new)
+        os.close(self._descriptor)
 
 
 class RowStream:
@@ -129,6 +138,9 @@ class RowStream:
         self.append = append
         self.waiting = Waiting(None)
         self._descriptor = descriptor
+
+    def clear_away(self) -> None:
+        """Nothing of it stays anyhow."""
 
     @classmethod
     def open(cls, name: str) -> Self:
@@ -165,7 +177,8 @@ def open_rows(name: str | None, output: Output, source: Lines) -> RowFile | RowS
     if name not in (None, "-"):
         with suppress(OSError, ValueError):  # what is wrong is told where it is opened
             there = os.stat(name)
-    is_stdout = name in (None, "-") or (there is not None and os.path.samestat(there, os.fstat(1)))
+    same = there is not None and sys.stdout is not None and os.path.samestat(there, os.fstat(1))
+    is_stdout = same or name in (None, "-")
     target = os.fstat(1) if is_stdout else there
     if target is not None and stat.S_ISREG(target.st_mode) and os.path.samestat(target, source.status):
         raise TfmError("stdout" if is_stdout else f"file {name}", "the file that rows are read from", do=OTHER_FILE)

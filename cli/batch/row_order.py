@@ -127,12 +127,18 @@ class Waiting:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
+        file.flush()
 
-    def close(self, is_needed: bool = True) -> None:
+    def clear_away(self, is_needed: bool = True) -> None:
         """The file goes, unless rows wait in it that the next run will need."""
         if self._path is not None and not (is_needed and self._places):
             self._path.unlink(missing_ok=True)
-        self._file.close()
+
+    def close(self, is_needed: bool = True) -> None:
+        """The same, and nothing can be done with it any more."""
+        self.clear_away(is_needed)
+        with suppress(OSError):  # what had no room on the disk was told of, and would be tried again here
+            self._file.close()
 
 
 def _open(path: Path | None) -> IO[bytes]:

@@ -67,10 +67,9 @@ class RowOptions:
 
     def defaults(self, model: "Model", sampling: SamplingOptions, grammar: "Grammar | None") -> "Defaults":
         from tfm.cli.batch.rows import Defaults
-        from tfm.engine.sampling import SamplingParams
 
-        params = SamplingParams.from_folder(model.folder, **sampling.given())
         has_seed = sampling.seed is not None
+        params = sampling.unseeded(model)
         return Defaults(self.prompt, self.max_tokens, self.stop, self.logprobs, params, has_seed, grammar)
 
 
@@ -168,20 +167,22 @@ def command(
         from tfm.cli.batch.row_file import open_rows
         from tfm.cli.batch.run import BatchRun
 
-        with open_rows(how.out, output, source) as rows, closing(model.load(notes)) as loaded:
+        with (
+            open_rows(how.out, output, source) as rows,
+            output.stopping(rows.clear_away),
+            closing(model.load(notes)) as loaded,
+        ):
             loaded_s = time.perf_counter()
             defaults = shape.defaults(loaded, sampling, grammar)
             run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
             stopped = _once(lambda: _stop(run, rows, notes))
-            output.at_stop = stopped
-            with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch):
+            leave = output.stopping(lambda: (stopped(), rows.clear_away()))
+            with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch), leave:
                 try:
                     run.run(batch)
                 except KeyboardInterrupt:
                     stopped()
                     raise
-                finally:
-                    output.at_stop = None
                 if how.verbose:
                     say(f"tfm: load    {loaded_s - begun_s:.2f} s, {loaded.threads} threads")
                     for line in run.report(batch):
