@@ -26,7 +26,7 @@ OTHER_FILE = "write to another one"
 class RowFile:
     """A regular file to write answers to; use it in `with`. Raises TfmError where another run has it.
 
-    A file that was made for this run and got no row is taken away, if the run fails.
+    A file that was made for this run and got no row is taken away, if the run fails or is stopped.
     """
 
     def __init__(self, name: str) -> None:
@@ -105,9 +105,19 @@ class RowFile:
         found = "another file, or none: it was removed or renamed while answers were written to it"
         raise TfmError(f"file {self.name}", found, do="run the same command again")
 
-    def _close(self, take_away: bool) -> None:
-        if take_away and not self._end and self._has_its_name:
+    def abandon(self) -> None:
+        """Take away what was made for this run and holds nothing. For another thread, before it ends the process."""
+        self.waiting.abandon()
+        if self._is_new:
+            self._take_away()
+
+    def _take_away(self) -> None:
+        if self._has_its_name and not self._path.stat().st_size:
             self._path.unlink(missing_ok=True)
+
+    def _close(self, take_away: bool) -> None:
+        if take_away:
+            self._take_away()
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -129,6 +139,9 @@ class RowStream:
         self.append = append
         self.waiting = Waiting(None)
         self._descriptor = descriptor
+
+    def abandon(self) -> None:
+        """Nothing was made."""
 
     @classmethod
     def open(cls, name: str) -> Self:

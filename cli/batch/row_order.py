@@ -30,8 +30,12 @@ class Waiting:
         self._kept: dict[int, tuple[str, str | None]] = {}  # line -> key and error, of rows that an earlier run left
         self._end = self._live_bytes = 0
         self._file = _open(path)
-        if path is not None:
-            self._take_over()
+        try:
+            if path is not None:
+                self._take_over()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _take_over(self) -> None:
         for row in read_written(self._name, self._file):
@@ -127,6 +131,11 @@ class Waiting:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]
+
+    def abandon(self) -> None:
+        """Take the file away if there is nothing in it."""
+        if self._path is not None and self._path.exists() and not self._path.stat().st_size:
+            self._path.unlink(missing_ok=True)
 
     def close(self, is_needed: bool = True) -> None:
         """The file goes, unless rows wait in it that the next run will need."""
