@@ -7,6 +7,7 @@ instruction, and a library may wait for its threads. So the signal's number is a
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +73,14 @@ def listen(last_words: Callable[[], None]) -> Stop:
     for number in (signal.SIGINT, *OTHERS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, stop)
+    sys.unraisablehook = _pass_over_stops
     return stop
+
+
+def _pass_over_stops(event: "sys.UnraisableHookArgs") -> None:
+    """A stop that came in a callback, of which Python can only tell, is no fault: the other thread ends the process."""
+    if not issubclass(event.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(event)
 
 
 @dataclass

@@ -36,7 +36,8 @@ def open_file(path: Path, do: str = CHECK) -> BinaryIO:
 
 def _not_opened(path: Path, error: OSError, do: str) -> TfmError:
     if isinstance(error, FileNotFoundError):
-        return TfmError(f"file {path}", "a link to a file that is gone" if path.is_symlink() else "nothing there", do=do)
+        found = "a link to a file that is gone" if path.is_symlink() else "nothing there"
+        return TfmError(f"file {path}", found, do=do)
     if isinstance(error, PermissionError):
         do = "give yourself the right to read it (chmod u+r), and to enter its folder"
     return TfmError(f"file {path}: cannot be read", error.strerror or error, do=do)
