@@ -157,8 +157,15 @@ def complete_in_shell(instruction: str) -> int:
     """Shell completion, as click has it: _TFM_COMPLETE=bash_source tfm prints the code for bash."""
     from click.shell_completion import shell_complete
 
-    from tfm.cli.completion import complete_values
+    from tfm.cli.completion import complete_values, fault_of, has_text
+    from tfm.cli.output import say
 
+    fault = fault_of(instruction)
+    if fault is not None:
+        say(f"tfm: {fault}")
+        return 1
+    if not has_text(instruction):
+        return 0
     context = click.Context(app)
     for name in app.list_commands(context):
         if command := app.get_command(context, name):

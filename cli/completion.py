@@ -8,6 +8,12 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from tfm.engine.errors import TfmError
+
+SHELLS = ("bash", "zsh", "fish")
+ASKED = tuple(f"{shell}_{what}" for what in ("source", "complete") for shell in SHELLS)
+MOST_DIGITS = 9
+
 
 class ModelType(click.ParamType):  # type: ignore[type-arg]
     """What -m takes: models in the caches and in this folder; where none begins so, whatever path the shell finds."""
@@ -29,6 +35,27 @@ def complete_values(command: click.Command) -> None:
     """Let the shell complete the values of a command whose help names them as a model or a file."""
     for parameter in command.params:
         parameter.type = TYPES.get((parameter.metavar or "").strip("[]"), parameter.type)
+
+
+def fault_of(instruction: str) -> TfmError | None:
+    """What is wrong with $_TFM_COMPLETE, or with what a shell's code tells beside it; click believes all of it."""
+    if instruction not in ASKED:
+        return TfmError("$_TFM_COMPLETE", repr(instruction), ", ".join(ASKED))
+    if instruction.endswith("_source"):
+        return None
+    words, place = os.environ.get("COMP_WORDS"), os.environ.get("COMP_CWORD")
+    if words is None:
+        return TfmError("$COMP_WORDS", "nothing", "the words of the line, as a shell's code for completion has them")
+    if place is None or (not instruction.startswith("fish") and not (place.isdecimal() and len(place) <= MOST_DIGITS)):
+        return TfmError("$COMP_CWORD", "nothing" if place is None else repr(place), "the number of the word, from 0")
+    return None
+
+
+def has_text(instruction: str) -> bool:
+    """Whether there is something to complete: bytes that are no UTF-8 begin nothing that tfm knows."""
+    texts = [os.environ.get(name, "") for name in ("COMP_WORDS", "COMP_CWORD")]
+    is_blank = instruction == "fish_complete" and texts[1] != "" and not texts[1].split()
+    return not is_blank and not any("\ud800" <= letter <= "\udfff" for text in texts for letter in text)
 
 
 def _cached_models() -> Iterator[str]:

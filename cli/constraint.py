@@ -1,19 +1,19 @@
 """Options for an answer that keeps to a JSON schema, a regex or a grammar."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tfm.cli.options import group
-from tfm.cli.text import BOM, decode
+from tfm.cli.text import BOM, decode, read_file
 from tfm.cli.values import TEXT
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tfm.cli.output import Notes
     from tfm.engine.constraint import Constraint, Grammar
     from tfm.engine.model import Model
 
@@ -36,16 +36,16 @@ class ConstraintOptions:
         if "" in (self.json_schema, self.grammar_file):
             raise click.UsageError(f"{given[0]} is empty; a variable of the shell may not be set.")
 
-    def grammar(self) -> "Grammar | None":
+    def grammar(self, notes: "Notes") -> "Grammar | None":
         """What was asked for, read from its file; None for nothing. Raises TfmError for a file that cannot be read."""
         from tfm.engine.constraint import Grammar
 
         if self.json_schema is not None:
-            return Grammar("json_schema", _schema(self.json_schema), "--json-schema")
+            return Grammar("json_schema", _schema(self.json_schema, notes), "--json-schema")
         if self.regex is not None:
             return Grammar("regex", self.regex, "--regex")
         if self.grammar_file is not None:
-            return Grammar("grammar", _read(self.grammar_file, "--grammar", "a Lark grammar"), "--grammar")
+            return Grammar("grammar", _read(self.grammar_file, "--grammar", "a Lark grammar", notes), "--grammar")
         return None
 
     def check_end(self, constraint: "Constraint | None", finish_reason: str | None) -> None:
@@ -71,16 +71,15 @@ def start(grammar: "Grammar | None", model: "Model", prompt: "Sequence[int]") ->
     return Constraints(model.tokenizer, model.config.vocab_size).start(grammar, prompt)
 
 
-def _schema(value: str) -> str:
+def _schema(value: str, notes: "Notes") -> str:
     start = value.strip()
     is_text = start.startswith("{") or start in ("true", "false")
-    return value if is_text else _read(value, "--json-schema", "a JSON schema, or its text, which begins with {")
+    return value if is_text else _read(value, "--json-schema", "a JSON schema, or its text, which begins with {", notes)
 
 
-def _read(file: str, option: str, wanted: str) -> str:
+def _read(file: str, option: str, wanted: str, notes: "Notes") -> str:
     try:
-        with Path(file).open("rb") as stream:
-            data = stream.read(LONGEST_BYTES + 1)
+        data = read_file(file, notes, LONGEST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         found = error.strerror if isinstance(error, OSError) else error
         raise TfmError(f"{option}: file {file}", found, f"a file with {wanted}") from error

@@ -28,6 +28,14 @@ def read_object(data: bytes, example: str) -> dict[str, Any]:
     return values
 
 
+def is_whole(data: bytes) -> bool:
+    """Whether this is a JSON object, with faults perhaps, and so not the begin of one: that is never JSON."""
+    try:
+        return isinstance(json.loads(data.decode()), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):

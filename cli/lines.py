@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from tfm.cli.output import write_all
+from tfm.cli.text import SILENT_S, patience
 from tfm.engine.errors import TfmError
 
 if TYPE_CHECKING:
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
 BOM = b"\xef\xbb\xbf"
 PIECE_BYTES = 1 << 16
 LONGEST_BYTES = 1 << 26
-SILENT_S = 2.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line without its LF, counted from 1. data is None for one that is too long."""
+    """A line without its LF, counted from 1. data is None for one that is too long.
+
+    is_ended: there was an LF. The last line may have none; its writer may be in the middle of it.
+    """
 
     number: int
     data: bytes | None
     size_bytes: int
+    is_ended: bool = True
 
 
 class Lines:
@@ -47,6 +51,7 @@ class Lines:
     ) -> None:  # fmt: skip
         self.name = "stdin" if file in (None, "-") else f"file {file}"
         self._notes, self._noun, self._longest_bytes, self._must_fit = notes, noun, longest_bytes, must_fit
+        self._is_told = False  # that it is waited for
         if (file is None and os.isatty(0)) or (file in (None, "-") and sys.stdin is None):
             raise click.UsageError(f"No {noun}: give FILE, or {noun} on stdin.")
         self._descriptor = os.dup(0) if file is None or file == "-" else self._open(file)
@@ -58,7 +63,8 @@ class Lines:
 
     def _open(self, file: str) -> int:
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            with patience(self._tell):  # a named pipe into which nobody writes
+                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             found = error.strerror if isinstance(error, OSError) else error
             raise TfmError(f"{self.name}: cannot be read", found, do="check its name and your rights") from error
@@ -69,6 +75,7 @@ class Lines:
 
     def _clear(self) -> None:
         self.number = 0  # of the line that `next` gave last
+        self.is_ended = True  # that line
         self._whole: deque[Line] = deque()  # lines that have been read
         self._begun = _Begun(self._longest_bytes)
         self._is_at_end = False
@@ -90,7 +97,7 @@ class Lines:
                 raise StopIteration
             self._read()
         line = self._whole.popleft()
-        self.number = line.number
+        self.number, self.is_ended = line.number, line.is_ended
         return line
 
     def comes_within(self, seconds: float) -> bool:
@@ -136,7 +143,7 @@ class Lines:
         piece = self._piece()
         if not piece:
             self._is_at_end = True
-            self._whole.extend([self._begun.line()] if self._begun.size_bytes else [])
+            self._whole.extend([self._begun.line(is_ended=False)] if self._begun.size_bytes else [])
             return
         *ends, rest = piece.split(b"\n")
         for end in ends:
@@ -154,7 +161,7 @@ class Lines:
         """What is there, at least a byte; nothing at the end."""
         is_first, self._is_unread = self._is_unread, False
         if is_first and not self._is_file and not self._is_ready(SILENT_S):
-            self._notes.note(f"waiting for {self._noun} on {self.name}")
+            self._tell()
         try:
             while True:
                 try:
@@ -163,6 +170,11 @@ class Lines:
                     self._is_ready(None)
         except OSError as error:
             raise TfmError(f"{self.name}: cannot be read", error.strerror) from error
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._notes.note(f"waiting for {self._noun} on {self.name}")
 
     def _is_ready(self, seconds: float | None) -> bool:
         return bool(select.select([self._descriptor], [], [], seconds)[0])
@@ -184,11 +196,11 @@ class _Begun:
         else:
             self._parts.append(data)
 
-    def line(self) -> Line:
+    def line(self, is_ended: bool = True) -> Line:
         """The line as it is now; the next one begins."""
         data = None if self.size_bytes > self._longest_bytes else b"".join(self._parts)
         if data and self.number == 1:
             data = data.removeprefix(BOM)
-        line = Line(self.number, data, self.size_bytes)
+        line = Line(self.number, data, self.size_bytes, is_ended)
         self.number, self._parts, self.size_bytes = self.number + 1, [], 0
         return line

@@ -1,6 +1,7 @@
 """The command `tfm`: from the process's start to its exit status. Light, so that Ctrl-C is quiet from the first moment.
 
-Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C, 141 nobody reads stdout any more.
+Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP), 141
+nobody reads stdout any more.
 """
 
 import atexit
@@ -35,31 +36,41 @@ def _main() -> int:
     try:
         return _run(sys.argv[1:])
     except KeyboardInterrupt:
-        return interrupt.STATUS
+        return interrupt.Stop().status
     except BrokenPipeError:
         _drop_stdout()
         return NOBODY_READS
 
 
 def _run(arguments: list[str]) -> int:
-    import click
-
-    from tfm.cli.app import app, complete_in_shell, explain
-    from tfm.cli.output import Output, say
-    from tfm.engine.errors import TfmError
+    from tfm.cli.app import complete_in_shell
+    from tfm.cli.output import Output
 
     if sys.stdout is not None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     output = Output()
-    interrupt.listen(lambda: _last_words(output))
+    stop = interrupt.listen(lambda: _last_words(output))
     if "_TFM_COMPLETE" in os.environ:
         return complete_in_shell(os.environ["_TFM_COMPLETE"])
     try:
-        with app.make_context("tfm", arguments, obj=output) as context:
-            app.invoke(context)
+        status = _invoke(arguments, output)
     except KeyboardInterrupt:
         output.last_words()
-        return interrupt.STATUS
+        return stop.status
+    return status if stop.number is None else stop.status  # also when something failed then: the terminal may be gone
+
+
+def _invoke(arguments: list[str], output: "Output") -> int:
+    """The command line's command, and what there is to say when it cannot be done; the exit status."""
+    import click
+
+    from tfm.cli.app import app, explain
+    from tfm.cli.output import say
+    from tfm.engine.errors import TfmError
+
+    try:
+        with app.make_context("tfm", arguments, obj=output) as context:
+            app.invoke(context)
     except click.exceptions.Exit as end:
         if end.exit_code == DONE and sys.stdout is None:  # help and the version: click prints them nowhere
             say("tfm: stdout: found closed; allowed: a file, a pipe or a terminal to write the result to")
@@ -90,8 +101,11 @@ def _end_at_once(ended: list[int]) -> None:
     """
     if ended:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+            try:
+                if stream is not None:
+                    stream.flush()
+            except OSError:  # a terminal that was closed: what a line editor left in the buffer goes nowhere
+                ended[0] = ended[0] or FAILED
         os._exit(ended[0])
 
 

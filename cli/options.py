@@ -105,6 +105,12 @@ def speculate_option(default: int) -> Decorator:
     )  # fmt: skip
 
 
+def _not_without_text(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if "" in value:
+        raise click.UsageError(f"{param.opts[0]} needs at least one character.", ctx)
+    return value
+
+
 def length_options(answer: str, least: int = 0) -> list[Decorator]:
     """-n and --stop; answer is what the help calls what they end."""
     return [
@@ -112,7 +118,10 @@ def length_options(answer: str, least: int = 0) -> list[Decorator]:
             "-n", "--max-tokens", type=WholeType(least), default=1024, show_default=True, metavar="N",
             help=f"Most tokens of {answer}.",
         ),
-        click.option("--stop", type=TEXT, multiple=True, help=f"End {answer} before this text. Repeatable."),
+        click.option(
+            "--stop", type=TEXT, multiple=True, callback=_not_without_text,
+            help=f"End {answer} before this text. Repeatable.",
+        ),
     ]  # fmt: skip
 
 

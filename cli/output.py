@@ -65,7 +65,7 @@ class Output:
     def __init__(self) -> None:
         self._held: list[str] = []
         self._owed: Callable[[], str] | None = None
-        self._at_stop: Callable[[], object] | None = None
+        self._at_stop: list[Callable[[], None]] = []
         self._at_line_start = True
         self._lock = threading.Lock()
 
@@ -116,20 +116,20 @@ class Output:
             raise
         self._pay()
 
+    @contextmanager
+    def stopping(self, act: Callable[[], None]) -> Iterator[None]:
+        """What else is to be done when the process is stopped during the work inside; another thread may do it."""
+        self._at_stop.append(act)
+        try:
+            yield
+        finally:
+            self._at_stop.remove(act)
+
     def _pay(self) -> None:
         with self._lock:
             owed, self._owed = self._owed, None
         if owed is not None:
             self.write_line(owed())
-
-    @contextmanager
-    def stopping(self, act: Callable[[], object]) -> Iterator[None]:
-        """Inside, act is done as well, instead of what was given before, when the process is ended from the side."""
-        before, self._at_stop = self._at_stop, act
-        try:
-            yield
-        finally:
-            self._at_stop = before
 
     def end_line(self) -> None:
         """On a terminal, begin a new line for what comes next; a pipe or file gets the result and not a byte more."""
@@ -144,13 +144,12 @@ class Output:
 
     def last_words(self) -> None:
         """Before the process is stopped: nothing that was made is lost, and the terminal is as it was."""
-        with suppress(OSError, TfmError):
-            self.release()
-            self._pay()
-            if self._at_stop is not None:
-                self._at_stop()
+        for act in (self.release, self._pay, *reversed(self._at_stop)):
+            with suppress(OSError, TfmError):
+                act()
         if sys.stderr is not None and os.isatty(2):
-            write_all(2, b"\n" + SHOW_CURSOR)
+            with suppress(OSError):  # a terminal that was closed
+                write_all(2, b"\n" + SHOW_CURSOR)
 
 
 def _is_one_place() -> bool:

@@ -5,8 +5,8 @@ import re
 import select
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
@@ -29,7 +29,7 @@ def gather(text: str | None, files: Sequence[str], with_stdin: bool, notes: "Not
     None when nothing was given: no text, no file, and nothing on stdin.
     """
     parts = [] if text is None else [text]
-    parts += [decode(_read_file(file), f"file {file}").removeprefix(BOM) for file in files]
+    parts += [decode(_read_file(file, notes), f"file {file}").removeprefix(BOM) for file in files]
     piped = decode(_read_stdin(notes), "stdin").removeprefix(BOM) if with_stdin else ""
     parts += [piped] if piped else []
     return BLANK_LINE.join(filter(None, parts)) if parts else None
@@ -44,9 +44,33 @@ def decode(data: bytes, source: str) -> str:
         raise TfmError(f"{source}: not UTF-8", found, do="convert it, for example with iconv -t UTF-8") from None
 
 
-def _read_file(file: str) -> bytes:
+@contextmanager
+def patience(tell: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """tell is called when the work inside waits for SILENT_S; unless that which this yields is called before."""
+    timer = threading.Timer(SILENT_S, tell)
+    timer.daemon = True
+    timer.start()
     try:
-        return Path(file).read_bytes()
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def read_file(file: str, notes: "Notes", most: int | None = None) -> bytes:
+    """All of a file or pipe, or a byte more than most. Says so when it is waited for. Raises OSError, ValueError."""
+    pieces: list[bytes] = []
+    size = 0
+    with patience(lambda: notes.note(f"waiting for text on file {file}")) as is_there, open(file, "rb", 0) as stream:
+        while (most is None or size <= most) and (piece := stream.read(PIECE_BYTES)):
+            is_there()
+            pieces.append(piece)
+            size += len(piece)
+    return b"".join(pieces)
+
+
+def _read_file(file: str, notes: "Notes") -> bytes:
+    try:
+        return read_file(file, notes)
     except IsADirectoryError as error:
         raise TfmError(f"file {file}", "a folder", "a file or a pipe", "give -f for each file in it") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -58,18 +82,14 @@ def _read_stdin(notes: "Notes") -> bytes:
     """All of stdin; nothing when it is closed or a terminal. Says so when it is waited for."""
     if sys.stdin is None or os.isatty(0):
         return b""
-    told = threading.Timer(SILENT_S, notes.note, ("waiting for text on stdin (--no-stdin leaves it alone)",))
-    told.daemon = True
-    told.start()
     pieces: list[bytes] = []
     try:
-        while piece := _read_piece():
-            told.cancel()
-            pieces.append(piece)
+        with patience(lambda: notes.note("waiting for text on stdin (--no-stdin leaves it alone)")) as is_there:
+            while piece := _read_piece():
+                is_there()
+                pieces.append(piece)
     except OSError as error:
         raise TfmError("stdin: cannot be read", error.strerror) from error
-    finally:
-        told.cancel()
     return b"".join(pieces)
 
 

@@ -90,11 +90,14 @@ class BiasType(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
         if isinstance(value, tuple):
             return value
-        id_, _, bias = value.partition("=")
+        name, _, bias = value.partition("=")
         try:
-            return int(id_), float(bias)
+            found = int(name), float(bias)
         except ValueError:
-            raise wrong_value(param, ctx, value, "a token id and a number, such as 42=-5") from None
+            found = -1, 0.0
+        if found[0] < 0:
+            raise wrong_value(param, ctx, value, "a token id and a number, such as 42=-5")
+        return found
 
 
 TEXT = TextType()

@@ -1,28 +1,75 @@
-"""The tensors of a model folder: one safetensors file, or shards told by an index. Mapped, read when they are used.
+"""The tensors of a model folder: one safetensors file, or shards told by an index. Read when they are used.
 
 `model.safetensors` wins, as in transformers; else `model.safetensors.index.json` names the shard of every tensor; else
 the only *.safetensors of the folder is taken.
 """
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, read_json
-from tfm.engine.files import is_there
-from tfm.engine.safetensors_file import TensorInfo, read_header
+from tfm.engine.files import is_there, read_part
+from tfm.engine.safetensors_file import DTYPE_BITS, TensorInfo, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 AGAIN = "download the model again"
+COMPARED_AT_ONCE = 1 << 22  # bytes
 
 NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4"}
 """What arrays are handed out as; BF16 as its bits."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a tensor, which are read when they are asked for: rows[begin:end] is a new array, rows[[7, 2]] too.
+
+    first and count are those of the rows in the tensor, or with is_transposed of its columns, which are the rows then.
+    """
+
+    tensor: TensorInfo
+    first: int
+    count: int
+    is_transposed: bool = False
+
+    def part(self, first: int, count: int) -> "StoredRows":
+        """Some of them, not read yet."""
+        return replace(self, first=self.first + first, count=count)
+
+    @property
+    def transposed(self) -> "StoredRows":
+        """A whole matrix with its columns as rows."""
+        return replace(self, first=0, count=self.tensor.shape[1], is_transposed=True)
+
+    @property
+    def nbytes(self) -> int:
+        total = self.tensor.shape[1 if self.is_transposed else 0]
+        return self.tensor.nbytes // total * self.count
+
+    def __getitem__(self, rows: slice | list[int]) -> npt.NDArray[Any]:
+        if self.is_transposed:
+            return _read(self.tensor).T[self.first : self.first + self.count][rows]
+        if isinstance(rows, list):
+            return self[:][rows]
+        begin, end, _ = rows.indices(self.count)
+        return _read(self.tensor, self.first + begin, self.first + max(begin, end))
+
+
+def _read(tensor: TensorInfo, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:
+    """A tensor, or rows begin to end of one that has rows. Raises TfmError where its file has become shorter."""
+    shape, start, size = tensor.shape, tensor.begin, tensor.nbytes
+    if end is not None:
+        row_bytes = prod(shape[1:]) * DTYPE_BITS[tensor.dtype] // 8
+        shape, start, size = (end - begin, *shape[1:]), start + begin * row_bytes, (end - begin) * row_bytes
+    data = read_part(tensor.file, f"tensor {tensor.name}", start, size)
+    return data.view(NUMPY_DTYPES[tensor.dtype]).reshape(shape)
 
 
 class Checkpoint:
@@ -31,7 +78,6 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tensors: dict[str, TensorInfo] = _find_tensors(folder)
-        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
 
     @cached_property
     def nbytes(self) -> int:
@@ -44,16 +90,14 @@ class Checkpoint:
         return f"{self.folder if info is None else info.file}: tensor {name}"
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """A read-only view of a tensor in its mapped file: float32, float16, uint32, or uint16 for the bits of BF16."""
+        """A tensor, read now: float32, float16, uint32, or uint16 for the bits of BF16."""
         info = self.tensors[name]
         if info.dtype not in NUMPY_DTYPES:
             raise TfmError(f"{self.where(name)}: dtype", info.dtype, ", ".join(NUMPY_DTYPES))
-        if info.file not in self._maps:
-            self._maps[info.file] = np.memmap(info.file, np.uint8, mode="r").view(np.ndarray)
-        return self._maps[info.file][info.begin : info.end].view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+        return _read(info)
 
-    def checked(self, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """array(name), after making sure that it is there, with this shape and one of these dtypes."""
+    def checked(self, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> StoredRows:
+        """The rows of a tensor, not read yet, when it is there with this shape and one of these dtypes."""
         info = self.tensors.get(name)
         if info is None:
             remedy = f"{AGAIN}; config.json and the weights may not belong together"
@@ -63,7 +107,19 @@ class Checkpoint:
         if info.shape != shape:
             remedy = "config.json and the weights do not belong together"
             raise TfmError(f"{self.where(name)}: shape", list(info.shape), list(shape), remedy)
-        return self.array(name)
+        return StoredRows(info, 0, info.shape[0])
+
+    def are_same(self, name: str, other: str) -> bool:
+        """Whether two tensors are the same, bit for bit; they are read part by part."""
+        one, two = self.tensors[name], self.tensors[other]
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        for place in range(0, one.nbytes, COMPARED_AT_ONCE):
+            size = min(COMPARED_AT_ONCE, one.nbytes - place)
+            parts = [read_part(t.file, f"tensor {t.name}", t.begin + place, size).tobytes() for t in (one, two)]
+            if parts[0] != parts[1]:
+                return False
+        return True
 
 
 def _find_tensors(folder: Path) -> dict[str, TensorInfo]:

@@ -1,13 +1,19 @@
 """Files of a model, opened: only regular ones. A pipe would be waited for, a device read, without end."""
 
+import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tfm.engine.errors import TfmError
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 LONGEST_TEXT_BYTES = 1 << 29  # no tokenizer.json or index comes near; such a file would take the memory first
 CHECK = "check the folder, or download the model again"
+CHANGED = "another program may be changing it: wait for that, then run again; or download the file again"
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -24,14 +30,17 @@ def open_file(path: Path, do: str = CHECK) -> BinaryIO:
         if kind != stat.S_IFREG:
             raise TfmError(f"file {path}", KINDS.get(kind, "no regular file"), "a regular file, or a link to one", do)
         return path.open("rb")
-    except FileNotFoundError as error:
-        found = "a link to a file that is gone" if path.is_symlink() else "nothing there"
-        raise TfmError(f"file {path}", found, do=do) from error
-    except PermissionError as error:
-        remedy = "give yourself the right to read it (chmod u+r), and to enter its folder"
-        raise TfmError(f"file {path}: cannot be read", error.strerror, do=remedy) from error
     except OSError as error:
-        raise TfmError(f"file {path}: cannot be read", error.strerror or error, do=do) from error
+        raise _not_opened(path, error, do) from error
+
+
+def _not_opened(path: Path, error: OSError, do: str) -> TfmError:
+    if isinstance(error, FileNotFoundError):
+        found = "a link to a file that is gone" if path.is_symlink() else "nothing there"
+        return TfmError(f"file {path}", found, do=do)
+    if isinstance(error, PermissionError):
+        do = "give yourself the right to read it (chmod u+r), and to enter its folder"
+    return TfmError(f"file {path}: cannot be read", error.strerror or error, do=do)
 
 
 def read_text_bytes(path: Path, do: str = CHECK) -> bytes:
@@ -45,6 +54,32 @@ def read_text_bytes(path: Path, do: str = CHECK) -> bytes:
         allowed = f"up to {LONGEST_TEXT_BYTES}"
         raise TfmError(f"file {path}: length", f"more than {LONGEST_TEXT_BYTES} bytes", allowed, do)
     return data
+
+
+def read_part(path: Path, part: str, begin: int, size: int) -> "npt.NDArray[np.uint8]":
+    """`size` bytes of a file from byte begin on, as an array of their own.
+
+    Files that others may change are read and not mapped: one that is cut short while it is mapped ends the process with
+    SIGBUS. Raises TfmError where the file ends before, which names the part; or when it cannot be read.
+    """
+    import numpy as np
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe by now would be waited for
+    except OSError as error:
+        raise _not_opened(path, error, CHECK) from error
+    try:
+        data = os.pread(descriptor, size, begin)
+        while len(data) < size and (more := os.pread(descriptor, size - len(data), begin + len(data))):
+            data += more
+        there = os.fstat(descriptor).st_size
+    except OSError as error:
+        raise TfmError(f"file {path}: {part} cannot be read", error.strerror or error) from error
+    finally:
+        os.close(descriptor)
+    if len(data) < size:
+        raise TfmError(f"file {path}: cut short in {part}", f"{there} bytes", f"{begin + size} at least", CHANGED)
+    return np.frombuffer(data, np.uint8)
 
 
 def expanded(ref: str | Path) -> Path:

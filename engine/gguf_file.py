@@ -1,29 +1,35 @@
-"""A GGUF file opened for reading: every fault of the file becomes one TfmError that names it."""
+"""A GGUF file opened for reading: every fault of the file becomes one TfmError that names it.
 
+Nothing of it is mapped, since a file that somebody cuts short while it is mapped ends the process with SIGBUS. The
+format's own library maps what it is given: it gets a file of holes, with a copy of the header at its beginning.
+"""
+
+import os
+import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
-from tfm.engine.files import open_file
-from tfm.engine.gguf_header import DAMAGED, check_header
+from tfm.engine.files import open_file, read_part
+from tfm.engine.gguf_header import DAMAGED, header_of
 
 if TYPE_CHECKING:
-    from gguf import ReaderTensor
+    from gguf import GGUFReader, ReaderTensor
 
 
 class GgufFile:
-    """Metadata fields with their types checked as they are asked for, and tensors by name (mapped, not read)."""
+    """Metadata fields with their types checked as they are asked for, and tensors by name; `data` reads them."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
         self.path = path
         try:
             with open_file(path, DAMAGED) as file:
-                check_header(path, file)
-            reader = GGUFReader(path)
+                header, size = header_of(path, file)
+            reader = _reader(header, size)
         except OSError as error:
             raise TfmError(f"{path}: cannot be read", error.strerror or error) from error
         except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -32,6 +38,12 @@ class GgufFile:
             raise TfmError(f"{path}: byte order", "swapped", "this machine's own")
         self._fields = reader.fields
         self.tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
+
+    def data(self, name: str) -> npt.NDArray[Any]:
+        """A tensor, read now; blocks are bytes. Raises TfmError where the file has become shorter."""
+        tensor = self.tensors[name]
+        data = read_part(self.path, f"tensor {name}", tensor.data_offset, int(tensor.n_bytes))
+        return data.view(tensor.data.dtype).reshape(tensor.data.shape)
 
     def names(self) -> list[str]:
         """The names of all metadata fields."""
@@ -81,3 +93,25 @@ class GgufFile:
 
     def sequence(self, field: str) -> list[Any]:
         return list(self._get(field, (list,), None))
+
+
+def _reader(header: bytes, size: int) -> "GGUFReader":
+    """The library's view of a file of `size` bytes that begins so; where tensors are, it has zeros."""
+    from gguf import GGUFReader
+
+    with _new_file() as copy:
+        copy.write(header)
+        copy.truncate(size)
+        return GGUFReader(_as_path(copy))
+
+
+def _new_file() -> BinaryIO:
+    """A file without a name; in memory, where the system has that, for a disk may be full or only read."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("gguf-header"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _as_path(file: BinaryIO) -> Any:
+    """An open file in the place of a path: NumPy maps either, and the library only hands it on."""
+    return file

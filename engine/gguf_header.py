@@ -11,12 +11,13 @@ A damaged count of 2**60 would make the library go round for ever and take the m
 fit into the bytes that are left, so that the walk takes no longer than the file is.
 """
 
-import mmap
+import os
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 
 from tfm.engine.errors import TfmError
+from tfm.engine.files import CHANGED
 
 MAGIC = b"GGUF"
 DAMAGED = "the file is truncated or damaged, fetch it again"
@@ -31,25 +32,28 @@ DEEPEST_ARRAY = 8
 U32, U64 = Struct("<I"), Struct("<Q")
 
 
-def check_header(path: Path, file: BinaryIO) -> None:
-    """Raises TfmError for a header whose counts or lengths lead out of the file, or that is not GGUF of this machine's
-    byte order."""
+def header_of(path: Path, file: BinaryIO) -> tuple[bytes, int]:
+    """The bytes of the header, and how many the file has. Raises TfmError for a header whose counts or lengths lead out
+    of the file, or that is not GGUF of this machine's byte order."""
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         raise TfmError(f"{path}: not a GGUF file", f"first bytes {magic!r}", f"{MAGIC!r}", "give another file")
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        _Walk(path, data).header()
+    size = os.fstat(file.fileno()).st_size
+    length = _Walk(path, file, size).header()
+    file.seek(0)
+    return file.read(length), size
 
 
 class _Walk:
     """A place in the file that moves on over what it has checked. where is how an error calls what stands there."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data = path, data
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self._path, self._file, self._size = path, file, size
         self._place = len(MAGIC)
         self._where = "header"
 
-    def header(self) -> None:
+    def header(self) -> int:
+        """Where the header ends."""
         version = self._number(U32)
         if version not in VERSIONS:
             swapped = version & 0xFFFF == 0  # a file of the other byte order: a 3 in its upper bytes
@@ -69,6 +73,7 @@ class _Walk:
             if dimensions > MOST_DIMENSIONS:
                 raise self._fault("dimensions", dimensions, f"up to {MOST_DIMENSIONS}", DAMAGED)
             self._skip(dimensions * U64.size + U32.size + U64.size)
+        return self._place
 
     def _value(self, kind: int, depth: int) -> None:
         if kind == STRING:
@@ -94,28 +99,37 @@ class _Walk:
             self._value(kind, depth)
 
     def _number(self, form: Struct) -> int:
-        begin = self._place
-        self._skip(form.size)
-        found: int = form.unpack_from(self._data, begin)[0]
+        found: int = form.unpack(self._read(form.size))[0]
         return found
 
     def _string(self, what: str) -> str:
         length = self._fit(what, self._number(U64), 1)
-        begin = self._place
-        self._skip(length)
-        return self._data[begin : min(self._place, begin + 100)].decode(errors="replace")
+        begin = self._read(min(length, 100))
+        self._skip(length - len(begin))
+        return begin.decode(errors="replace")
+
+    def _read(self, count: int) -> bytes:
+        data = self._file.read(self._within(count))
+        if len(data) < count:
+            raise self._fault("bytes", "the end of the file, which was longer before", f"{count} at least", CHANGED)
+        self._place += count
+        return data
 
     def _skip(self, count: int) -> None:
-        rest = len(self._data) - self._place
+        self._file.seek(self._within(count), os.SEEK_CUR)
+        self._place += count
+
+    def _within(self, count: int) -> int:
+        rest = self._size - self._place
         if count > rest:
             raise self._fault("bytes", f"{rest} to the end of the file", f"{count} at least", DAMAGED)
-        self._place += count
+        return count
 
     def _fit(self, what: str, count: int, bytes_each: int) -> int:
         """count, which must not stand for more than the bytes that are left."""
-        most = (len(self._data) - self._place) // bytes_each
+        most = (self._size - self._place) // bytes_each
         if count > most:
-            raise self._fault(what, count, f"up to {most}, by the {len(self._data)} bytes of the file", DAMAGED)
+            raise self._fault(what, count, f"up to {most}, by the {self._size} bytes of the file", DAMAGED)
         return count
 
     def _fault(self, what: str, found: object, allowed: str, do: str) -> TfmError:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from tfm.engine.gguf_plans import Move, Plan, plan_of, shape_of, token_ids
 from tfm.engine.gguf_tokenizer import tokenizer_files
 from tfm.engine.progress import Progress, silent
 from tfm.engine.quantized.gguf_blocks import BLOCK_TYPES, GROUP_SIZE, Blocks
-
-if TYPE_CHECKING:
-    from gguf import ReaderTensor
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
@@ -78,41 +75,41 @@ def _tensors(file: GgufFile, plan: Plan) -> tuple[dict[str, Any], list[PendingTe
     bits: dict[str, int] = {}
     pending: list[PendingTensor] = []
     for move in plan.moves:
-        tensor = file.tensors[move.source]
-        kind = tensor.tensor_type.name
+        kind = file.tensors[move.source].tensor_type.name
         if kind in BLOCK_TYPES and not move.table and len(move.shape) == 2:
             module = move.target.removesuffix(".weight")
             bits[module] = BLOCK_TYPES[kind].bits
-            pending.extend(_affine(file.path, tensor, move, module))
+            pending.extend(_affine(file, move, module))
         else:
             if len(move.shape) == 2 and not move.table:
                 bits[move.target.removesuffix(".weight")] = 0
             dtype = kind if kind in FLOAT_TYPES else "F32"
-            pending.append(PendingTensor(move.target, dtype, move.shape, partial(_floats, tensor, move)))
+            pending.append(PendingTensor(move.target, dtype, move.shape, partial(_floats, file, move)))
     return _quantization(bits), pending
 
 
-def _floats(tensor: "ReaderTensor", move: Move) -> npt.NDArray[np.generic]:
+def _floats(file: GgufFile, move: Move) -> npt.NDArray[np.generic]:
+    tensor, stored = file.tensors[move.source], file.data(move.source)
     kind = tensor.tensor_type.name
     if kind in BLOCK_TYPES:
         from gguf.quants import dequantize
 
-        data: npt.NDArray[np.generic] = dequantize(tensor.data, tensor.tensor_type)
+        data: npt.NDArray[np.generic] = dequantize(stored, tensor.tensor_type)
     else:
-        data = tensor.data.view("<u2") if kind == "BF16" else tensor.data
+        data = stored.view("<u2") if kind == "BF16" else stored
     return move.take(data)
 
 
-def _affine(path: Path, tensor: "ReaderTensor", move: Move, module: str) -> Iterator[PendingTensor]:
-    block_type = BLOCK_TYPES[tensor.tensor_type.name]
+def _affine(file: GgufFile, move: Move, module: str) -> Iterator[PendingTensor]:
+    block_type = BLOCK_TYPES[file.tensors[move.source].tensor_type.name]
     rows, columns = move.shape
-    whole = Blocks(block_type, tensor.data)
+    whole = Blocks(block_type, file.data(move.source))
     if not whole.is_finite():
-        raise TfmError(f"{path}: tensor {move.source}", "a scale that is not a number", "finite scales")
+        raise TfmError(f"{file.path}: tensor {move.source}", "a scale that is not a number", "finite scales")
     dtype, numpy_dtype = ("F16", np.float16) if whole.fits_float16() else ("F32", np.float32)
 
     def blocks() -> Blocks:
-        return Blocks(block_type, move.take(tensor.data))
+        return Blocks(block_type, move.take(file.data(move.source)))
 
     words, groups = columns * block_type.bits // 32, columns // GROUP_SIZE
     yield PendingTensor(f"{module}.weight", "U32", (rows, words), lambda: blocks().weight())

@@ -92,7 +92,8 @@ def _has_own_output(file: GgufFile) -> bool:
     output, embedding = file.tensors.get("output.weight"), file.tensors.get("token_embd.weight")
     if output is None or embedding is None:
         return output is not None
-    return output.tensor_type != embedding.tensor_type or not np.array_equal(output.data, embedding.data)
+    is_alike = output.tensor_type == embedding.tensor_type
+    return not is_alike or not np.array_equal(file.data(output.name), file.data(embedding.name))
 
 
 def unpermuted_rows(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
@@ -201,7 +202,7 @@ def _llama3_scaling(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
     The file keeps only the outcome; the parameters that all published models of this kind share are tried against it.
     """
-    wanted = np.asarray(file.tensors["rope_freqs.weight"].data, np.float32)
+    wanted = np.asarray(file.data("rope_freqs.weight"), np.float32)
     factor, low, high, original = float(wanted.max()), 1.0, 4.0, 8192
     theta = file.number("llama.rope.freq_base", 10000.0)
     turns = original / (2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim))

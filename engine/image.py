@@ -24,7 +24,9 @@ from tfm.engine.progress import Progress, silent
 from tfm.engine.records import IMAGE, LAYER
 from tfm.engine.weights import LayerWeights, Vector, Weights
 from tfm.kernels.packing import ALIGN, describe, pack_tasks, packed_bytes
-from tfm.kernels.records import HIDDEN_ACTS, NORMS
+from tfm.kernels.records import HIDDEN_ACTS, LANES, NORMS
+
+READ_AT_ONCE = 1 << 22  # bytes of a matrix: what is read is still in the processor's cache when it is packed
 
 
 @dataclass
@@ -140,13 +142,21 @@ def _bytes_at(memory: Memory, begin: int, values: npt.NDArray[Any]) -> None:
 
 
 def _pack(memory: Memory, slot: _Slot) -> int:
-    """Pack a matrix into the image; the bytes it takes.
+    """Pack a matrix into the image, as it is read; the bytes it takes.
 
     memory is held and not only its address: a thread that was just started as Ctrl-C came is not waited for.
     """
-    record = slot.record.copy()
-    record["data"] += memory.ctypes.data
-    matrix = slot.matrix
-    for task in pack_tasks(record, matrix.weight, matrix.scales, matrix.biases, slot.rows):
-        task()
-    return packed_bytes(record)
+    matrix, whole = slot.matrix, slot.record
+    order = np.arange(matrix.rows) if slot.rows is None else slot.rows
+    at_once = max(1, READ_AT_ONCE * matrix.rows // (matrix.nbytes * LANES)) * LANES  # whole panels
+    at_once = len(order) if matrix.is_stored_transposed else at_once
+    for first in range(0, len(order), at_once):
+        rows = order[first : first + at_once]
+        used = rows[rows >= 0]
+        begin, end = (int(used.min()), int(used.max()) + 1) if len(used) else (0, 0)
+        record = describe(matrix.format, len(rows), matrix.columns, matrix.group_size, matrix.scale_type)
+        place = int(whole["data"][0]) + first // LANES * int(whole["panel_bytes"][0])
+        record["data"] = memory.ctypes.data + place
+        for task in pack_tasks(record, *matrix.arrays(slice(begin, end)), np.where(rows >= 0, rows - begin, -1)):
+            task()
+    return packed_bytes(whole)

@@ -103,7 +103,7 @@ def load_blocks(
     """The file's ids and blocks of model.pool with their keys and values; the caller is the blocks' one user.
 
     ids: only what the file has in common with them. most: at most so many blocks. Warns and gives nothing for a file
-    that does not match; gives nothing where there is none. Raises TfmError when memory ends.
+    that does not match; gives nothing where there is none, or an empty one. Raises TfmError when memory ends.
     """
     blocks: list[int] = []
     try:
@@ -218,13 +218,15 @@ def _read(file: BinaryIO, begin: int, size: int) -> bytes:
 
 
 def _open(path: Path, model: "Model") -> _Saved | None:
-    """A file that was made by this very model, None where there is none. Raises _Unusable."""
+    """A file that was made by this very model, None where there is none, or one of 0 bytes. Raises _Unusable."""
     if not is_there(Path(os.path.realpath(path))):
         return None
     try:
         begin = _first_bytes(path)
     except TfmError as error:
         raise _Unusable("cannot be read") from error
+    if not begin:
+        return None
     if not _is_prompt_cache(begin):
         raise _Unusable("something else than a prompt cache")
     try:

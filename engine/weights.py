@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.engine.architectures import ARCHITECTURES
-from tfm.engine.checkpoint import Checkpoint
+from tfm.engine.checkpoint import Checkpoint, StoredRows
 from tfm.engine.config import LayerConfig, ModelConfig, Norm
 from tfm.engine.errors import TfmError
 from tfm.engine.matrix import Format, Matrix, ScaleType, to_float32
@@ -89,7 +89,7 @@ class Source(Protocol):
 
 
 def load_weights(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
-    """All weights of a model; matrices are views of the mapped files.
+    """All weights of a model; matrices are still in their files.
 
     Raises TfmError for a tensor that is missing, of another shape or dtype than config tells, or one too many.
     """
@@ -162,7 +162,6 @@ class _Loader:
         first, rows, total = self.rows(field, index)
         name = f"{module}.weight"
         transposed = index is not None and self.architecture.prefixes[self.prefix]
-        part = slice(first, first + rows)
         shown = name if rows == total else f"{name}[{first}:{first + rows}]"
         affine = self.config.quantization.of(module, self.checkpoint) if self.config.quantization else None
         if affine is not None:
@@ -172,25 +171,26 @@ class _Loader:
             weight, scales, biases, dtype = load_affine(self.checkpoint, module, total, columns, affine)
             self.taken |= {name, f"{module}.scales", f"{module}.biases"}
             format_ = QUANTIZED_FORMATS[affine.bits]
-            arrays = weight[part], scales[part], biases[part], SCALE_TYPES[dtype]
-            return Matrix(shown, format_, rows, columns, *arrays, group_size=affine.group_size)
-        stored = (columns, total) if transposed else (total, columns)
-        weight = self.take(name, stored)
-        weight = weight.T if transposed else weight
-        return Matrix(shown, FLOAT_FORMATS[self.checkpoint.tensors[name].dtype], rows, columns, weight[part])
+            weight, scales, biases = (table.part(first, rows) for table in (weight, scales, biases))
+            kind = SCALE_TYPES[dtype]
+            return Matrix(shown, format_, rows, columns, weight, scales, biases, kind, affine.group_size)
+        weight = self.take(name, (columns, total) if transposed else (total, columns))
+        weight = (weight.transposed if transposed else weight).part(first, rows)
+        format_ = FLOAT_FORMATS[self.checkpoint.tensors[name].dtype]
+        return Matrix(shown, format_, rows, columns, weight, is_stored_transposed=transposed)
 
     def bias(self, field: str, index: int | None = None) -> Vector:
         """The bias of a field's matrix."""
         first, rows, total = self.rows(field, index)
-        return to_float32(self.take(f"{self.module(field, index)}.bias", (total,))[first : first + rows])
+        return to_float32(self.take(f"{self.module(field, index)}.bias", (total,)).part(first, rows)[:])
 
     def norm(self, field: str, kind: Norm, index: int | None = None) -> tuple[Vector | None, Vector | None]:
         """Weight and bias of a norm, as far as this kind has them."""
         module, shape = self.module(field, index), (self.config.hidden_size,)
-        weight = None if kind == "none" else to_float32(self.take(f"{module}.weight", shape))
-        return weight, to_float32(self.take(f"{module}.bias", shape)) if kind == "layer" else None
+        weight = None if kind == "none" else to_float32(self.take(f"{module}.weight", shape)[:])
+        return weight, to_float32(self.take(f"{module}.bias", shape)[:]) if kind == "layer" else None
 
-    def take(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def take(self, name: str, shape: tuple[int, ...]) -> StoredRows:
         self.taken.add(name)
         return self.checkpoint.checked(name, tuple(FLOAT_FORMATS), shape)
 
@@ -224,8 +224,7 @@ class _Loader:
         original = f"{self.module('embed_tokens', None)}.{kind}"
         if module != self.module("lm_head", None) or original not in self.checkpoint.tensors:
             return False
-        one, other = (self.checkpoint.array(tensor) for tensor in (name, original))
-        if one.dtype != other.dtype or not np.array_equal(one.view(np.uint8), other.view(np.uint8)):
+        if not self.checkpoint.are_same(name, original):
             found = f"other values than {original}, while tie_word_embeddings is true"
             raise TfmError(self.checkpoint.where(name), found, do="set tie_word_embeddings to false in config.json")
         return True

@@ -65,3 +65,9 @@ def small_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
     return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where the history of a test's chat is kept."""
+    return tmp_path / "data"

@@ -116,3 +116,40 @@ def test_other_shells(name: str) -> None:
     assert f"{name}_complete".encode() in done.stdout
     if shutil.which(name):
         assert shell(f"{name} -n <(_TFM_COMPLETE={name}_source tfm)").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"_TFM_COMPLETE": ""}, "$_TFM_COMPLETE: found ''; allowed: bash_source, "),
+        ({"_TFM_COMPLETE": "bash"}, "$_TFM_COMPLETE: found 'bash'"),
+        ({"_TFM_COMPLETE": "ksh_complete", "COMP_WORDS": "tfm", "COMP_CWORD": "0"}, "$_TFM_COMPLETE: found 'ksh_comp"),
+        ({"_TFM_COMPLETE": "bash_complete"}, "$COMP_WORDS: found nothing"),
+        ({"_TFM_COMPLETE": "fish_complete", "COMP_WORDS": "tfm"}, "$COMP_CWORD: found nothing"),
+        ({"_TFM_COMPLETE": "zsh_complete", "COMP_CWORD": "1"}, "$COMP_WORDS: found nothing"),
+        ({"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "tfm", "COMP_CWORD": "x"}, "$COMP_CWORD: found 'x'"),
+        ({"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "tfm", "COMP_CWORD": "-1"}, "$COMP_CWORD: found '-1'"),
+        ({"_TFM_COMPLETE": "zsh_complete", "COMP_WORDS": "tfm", "COMP_CWORD": "9" * 5000}, "$COMP_CWORD: found '999"),
+    ],
+)
+def test_what_no_shell_asks(asked: dict[str, str], told: str) -> None:
+    """Each was called a bug in tfm, or answered with silence."""
+    done = run(env={"COMP_WORDS": None, "COMP_CWORD": None, **asked})
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, b"", 1)
+    assert done.stderr.startswith(f"tfm: {told}".encode())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "tfm list 'a", "COMP_CWORD": "2"},
+        {"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "", "COMP_CWORD": "7"},
+        {"_TFM_COMPLETE": "bash_complete", "COMP_WORDS": "tfm generate -f \udcff", "COMP_CWORD": "3"},
+        {"_TFM_COMPLETE": "fish_complete", "COMP_WORDS": "tfm generate ", "COMP_CWORD": " "},
+        {"_TFM_COMPLETE": "fish_complete", "COMP_WORDS": "tfm list '", "COMP_CWORD": "'"},
+    ],
+)
+def test_words_in_the_making(asked: dict[str, str]) -> None:
+    """A quote that is still open, bytes that are no text: a Tab there finds perhaps nothing, and breaks nothing."""
+    done = run(env=asked)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -16,13 +16,14 @@ ANSWER = "Hi é🙂!"
 
 
 def interrupted(
-    *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None
-) -> tuple[int, bytes, bytes, float]:
+    *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None,
+    number: int = signal.SIGINT,
+) -> tuple[int, bytes, bytes, float]:  # fmt: skip
     """Run tfm, send it what Ctrl-C sends as soon as `when` returns; status, stdout, stderr, seconds it took to end."""
     command = [TFM, *arguments]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
         first = when(process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         sent = time.monotonic()
         assert process.stdout is not None
         assert process.stderr is not None
@@ -134,3 +135,23 @@ def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
     assert shown.endswith(b"\r\n\x1b[?25h")
     assert b"Traceback" not in shown
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_lose_nothing_either(endless_parrot: Path, number: int, status: int) -> None:
+    """`kill`, `timeout` and the end of a session lost all of a long answer that was not streamed."""
+    arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
+    for shape in ("--no-stream", "--json"):
+        found, out, error, took_s = interrupted(*arguments, shape, when=lambda _: time.sleep(2), number=number)
+        assert (found, error) == (status, b"")
+        assert (json.loads(out)["text"].encode() if shape == "--json" else out).startswith(b"abcdefghijabc")
+        assert took_s < 3
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_in_one_long_call(default_model_folder: Path, number: int, status: int) -> None:
+    """Where the main thread is in the middle of a forward pass, another one ends the process, with that status."""
+    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
+    found, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3), number=number)
+    assert (found, error) == (status, b"")
+    assert json.loads(out)["finish_reason"] is None

@@ -1,6 +1,8 @@
 """tfm pull, list, show and rm, against a small hub on this machine and caches of their own."""
 
 import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import GPT2, GROUPED, LLAMA, PLAINS, write_checkpoint
-from cli_process import TFM, TIMEOUT_S, environment, run
+from cli_process import TFM, TIMEOUT_S, environment, read_terminal, run
 from gguf_files import write_gguf
 from hub_server import REPO, HubServer, commit_of
 from parrot import CONFIG, write_parrot
@@ -131,6 +133,16 @@ def test_slow_download_is_told_of_and_can_be_stopped(hub: HubServer, env: Env) -
     assert run("generate", "--raw", "-m", REPO, "\n", env=env).stdout.decode() == "Hi é🙂!"
 
 
+def on_terminal(*arguments: str, env: Env) -> list[str]:
+    """The lines that tfm shows on a terminal."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(TFM, [str(TFM), *arguments], environment(env))
+    shown = read_terminal(terminal).decode().splitlines()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    return shown
+
+
 def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
     """Everything that is listed can be removed by the name it is listed with; nothing else is touched."""
     env = env | {"TFM_CACHE": str(tmp_path / "cache")}
@@ -145,6 +157,9 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
     listed = [line.split() for line in run("list", env=env).stdout.decode().splitlines()]
     assert [(row[0], row[2], row[3]) for row in listed] == [(str(gguf), "0", "gguf"), (REPO, "0", "hub")]
     assert listed[0][4] == imported.stdout.decode().strip()
+    titles, *shown = on_terminal("list", env=env)
+    assert titles.split() == ["model", "size", "packed", "kind", "folder", "fault"]
+    assert [line.split() for line in shown] == listed
     rows = json.loads(run("list", "--json", env=env).stdout)
     assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "packed_bytes", "folder", "fault"]] * 2
     for row in rows:

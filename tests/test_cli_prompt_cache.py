@@ -210,3 +210,13 @@ def test_batch_that_is_stopped_keeps_its_beginning(endless_parrot: Path, tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["cache", "rows"]
     first = data.splitlines(keepends=True)[0]
     assert batch(endless_parrot, "-o", out, "--prompt-cache", file, stdin=first)[1] == "201 tokens, 9 of them run"
+
+
+def test_file_of_mktemp(tiny: Path, tmp_path: Path) -> None:
+    """An empty file was told to be damaged, at every first run with `--prompt-cache "$(mktemp)"`."""
+    file = tmp_path / "cache"
+    file.touch()
+    for cached in (0, 128):
+        assert answer(tiny, "--prompt-cache", file)["cached_tokens"] == cached
+    file.write_bytes(b"")
+    assert batch(tiny, "--prompt-cache", file, stdin=rows())[2] == []

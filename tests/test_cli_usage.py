@@ -11,7 +11,9 @@ import pytest
 from cli_process import run
 
 from tfm.cli.app import app
-from tfm.cli.values import SizeType
+from tfm.cli.commands.bench import CountsType
+from tfm.cli.output import Output
+from tfm.cli.values import NUMBER, SizeType, WholeType
 
 COMMANDS = app.list_commands(click.Context(app))
 HEAVY = {
@@ -264,3 +266,50 @@ def test_sizes(text: str, nbytes: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(click.UsageError, match="allowed: a size above 0"):
         SizeType().convert(text, None, None)
+
+
+NUMBERS = [
+    (name, max(option.opts, key=len), option.type)
+    for name in COMMANDS
+    for option in app.get_command(click.Context(app), name).params  # type: ignore[union-attr]
+    if isinstance(option.type, WholeType | CountsType) or option.type is NUMBER
+]
+
+
+@pytest.mark.parametrize(("command", "option", "kind"), NUMBERS)
+def test_numbers_that_no_model_has(command: str, option: str, kind: click.ParamType) -> None:
+    """Every option that takes a number: nonsense is wrong usage, told before a model is looked for."""
+    needed = ["x"] if command in ("generate", "tokenize") else []
+    for value in ("x", "", "nan" if kind is NUMBER else "-1", "1e999" if kind is NUMBER else "1.5"):
+        arguments = [command, "-m", "/nowhere", f"{option}={value}", *needed]
+        with pytest.raises(click.UsageError) as caught:
+            app.invoke(app.make_context("tfm", arguments, obj=Output()))
+        assert option in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["batch", "--slots", "513"], "--slots: found 513; allowed: a whole number from 1 to 512."),
+        (["batch", "--slots", "9" * 30], "allowed: a whole number from 1 to 512."),
+        (["generate", "--logit-bias", "-1=2", "x"], "--logit-bias: found '-1=2'; allowed: a token id and a number"),
+        (["generate", "--logit-bias", "1=nan", "x"], "--logit-bias: found 1=nan"),
+        (["generate", "--top-k", "2147483648", "x"], "--top-k: found 2147483648"),
+        (["generate", "--seed", "18446744073709551616", "x"], "--seed: found 18446744073709551616"),
+        (["score", "--perplexity", "x", "--ctx", "1"], "--ctx: found 1; allowed: a window of 2 tokens or more."),
+        (["score", "--perplexity", "x", "--ctx", "9", "--stride", "9"], "found 9; allowed: less than --ctx, 9."),
+        (["chat", "--stop", "a", "--stop", ""], "--stop needs at least one character."),
+        (["generate", "--stop", "", "x"], "--stop needs at least one character."),
+    ],
+)
+def test_out_of_range(arguments: list[str], told: str) -> None:
+    """--slots 513 was told with status 1, after the model was loaded, and so were others whose range is known."""
+    done = run(*arguments, "-m", "/nowhere")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert told in done.stderr.decode()
+
+
+def test_slots_go_as_far_as_the_engine() -> None:
+    from tfm.engine.model import MAX_ROWS
+
+    assert MAX_ROWS == 512

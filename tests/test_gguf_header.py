@@ -12,7 +12,7 @@ from cli_process import run
 from gguf_files import write_gguf
 
 from tfm.engine.errors import TfmError
-from tfm.engine.gguf_header import check_header
+from tfm.engine.gguf_header import header_of
 
 HUGE = 2**60
 
@@ -71,7 +71,7 @@ def test_other_faults(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with path.open("rb") as file, pytest.raises(TfmError) as caught:
-        check_header(path, file)
+        header_of(path, file)
     assert words in str(caught.value)
 
 
@@ -79,7 +79,7 @@ def test_whole_files_pass(tmp_path: Path) -> None:
     for kind in ("byte-level", "spm"):
         path = write_gguf(tmp_path / f"{kind}.gguf", tokenizer=kind)
         with path.open("rb") as file:
-            check_header(path, file)
+            header_of(path, file)
 
 
 def test_damaged_headers_are_read_in_bounded_time(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_damaged_headers_are_read_in_bounded_time(tmp_path: Path) -> None:
         path.write_bytes(content)
         try:
             with path.open("rb") as file:
-                check_header(path, file)
+                header_of(path, file)
         except TfmError:
             continue
         passed += 1

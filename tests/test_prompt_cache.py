@@ -263,10 +263,14 @@ def test_shapes_that_make_no_sense(model: Model, file: Path) -> None:
 
 
 def test_empty_file(model: Model, file: Path) -> None:
-    """`mktemp` makes one: it may be written to, and is called what it is."""
+    """`mktemp` makes one, and it was called damaged: nothing is in it yet, and it is written to. It stays private."""
     file.write_bytes(b"")
+    file.chmod(0o600)
     prompt_cache.check_path(file)
-    check(file, model, IDS, 0, "damaged;")
+    check(file, model, IDS, 0)
+    save(file, model, IDS)
+    check(file, model, IDS, len(IDS) // BLOCK * BLOCK)
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 # ------------------------------------------------------------------------------------------------ saving

@@ -27,7 +27,7 @@ OTHER_FILE = "write to another one"
 class RowFile:
     """A regular file to write answers to; use it in `with`. Raises TfmError where another run has it.
 
-    A file that was made for this run and got no row is taken away, if the run fails.
+    A file that was made for this run and got no row is taken away, if the run fails or is stopped.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,9 +107,9 @@ class RowFile:
         found = "another file, or none: it was removed or renamed while answers were written to it"
         raise TfmError(f"file {self.name}", found, do="run the same command again")
 
-    def clear_away(self) -> None:
-        """Take away what holds no row, where a run ends before its end; another thread may be at work still."""
-        self.waiting.clear_away()
+    def abandon(self) -> None:
+        """Take away what was made for this run and holds no row. For another thread, before it ends the process."""
+        self.waiting.abandon()
         self._take_away()
 
     def _take_away(self) -> None:
@@ -139,8 +139,8 @@ class RowStream:
         self.waiting = Waiting(None)
         self._descriptor = descriptor
 
-    def clear_away(self) -> None:
-        """Nothing of it stays anyhow."""
+    def abandon(self) -> None:
+        """Nothing was made."""
 
     @classmethod
     def open(cls, name: str) -> Self:

@@ -30,8 +30,14 @@ class Waiting:
         self._kept: dict[int, tuple[str, str | None]] = {}  # line -> key and error, of rows that an earlier run left
         self._end = self._live_bytes = 0
         self._file = _open(path)
-        if path is not None:
-            self._take_over()
+        try:
+            if path is not None:
+                self._take_over()
+        except BaseException:
+            if path is not None and not os.fstat(self._file.fileno()).st_size:  # made just now; else it is somebody's
+                path.unlink(missing_ok=True)
+            self._file.close()
+            raise
 
     def _take_over(self) -> None:
         for row in read_written(self._name, self._file):
@@ -129,14 +135,14 @@ class Waiting:
             rest = rest[file.write(rest) :]
         file.flush()
 
-    def clear_away(self, is_needed: bool = True) -> None:
-        """The file goes, unless rows wait in it that the next run will need."""
+    def abandon(self, is_needed: bool = True) -> None:
+        """Take the file away, unless rows wait in it that the next run will need."""
         if self._path is not None and not (is_needed and self._places):
             self._path.unlink(missing_ok=True)
 
     def close(self, is_needed: bool = True) -> None:
         """The same, and nothing can be done with it any more."""
-        self.clear_away(is_needed)
+        self.abandon(is_needed)
         with suppress(OSError):  # what had no room on the disk was told of, and would be tried again here
             self._file.close()
 

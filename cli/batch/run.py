@@ -14,6 +14,7 @@ from tfm.cli.batch.row_file import RowFile, RowStream
 from tfm.cli.batch.row_order import Turns
 from tfm.cli.batch.rows import Defaults, Row, id_in, next_row, read_row
 from tfm.cli.batch.written import row_begin, row_text
+from tfm.cli.json_row import is_whole
 from tfm.cli.lines import Lines
 from tfm.cli.output import Notes
 from tfm.engine.errors import TfmError
@@ -77,7 +78,8 @@ class BatchRun:
         self._begun_s = time.perf_counter()
         self._seen = self._finished = self._prompt_tokens = 0  # rows that were read; of this run: rows, tokens
         self._done = self._resume(in_order)
-        self.errors, self.first_error = self._done.errors, self._done.first_error
+        self._errors, self._first_error = self._done.errors, self._done.first_error
+        self._unfinished: int | None = None  # the last line, when there is only the begin of a row
         self._total = source.count() if notes.is_terminal and not notes.quiet else None
 
     def _resume(self, in_order: bool) -> Done:
@@ -109,6 +111,18 @@ class BatchRun:
         for finished in batch.run(self._requests(taken), lambda: self._show(batch)):
             self._answer(taken.pop(finished.index), finished)
 
+    def faults(self) -> list[str]:
+        """What there is to say of rows that have no answer."""
+        found = []
+        if self._errors:
+            count = f"{self._errors} of {self.answered} rows have no answer but an error"
+            found.append(f"{count}; the first: {self._first_error}")
+        if self._unfinished is not None:
+            what = f"{self._source.name}: line {self._unfinished}, the last one"
+            do = "run the same command again when it is whole: nothing was written for it"
+            found.append(str(TfmError(what, "no JSON, and no line feed at its end", "a whole row", do)))
+        return found
+
     def release(self) -> None:
         """Write what is finished though rows before it are not, where no later run could take it over."""
         if isinstance(self._rows, RowStream):
@@ -127,6 +141,9 @@ class BatchRun:
             line, data = found
             self._seen += 1
             if line in self._done:
+                continue
+            if isinstance(self._rows, RowFile) and not self._source.is_ended and not is_whole(data):
+                self._unfinished = line  # an error in OUT would stay there when the line is whole
                 continue
             key = self._keys.key(line, data)
             is_kept, error = self._rows.waiting.take_kept(line, key)
@@ -176,8 +193,8 @@ class BatchRun:
     def _count(self, line: int, error: str | None) -> None:
         self._finished += 1
         if error is not None:
-            self.errors += 1
-            self.first_error = self.first_error or f"line {line}: {error}"
+            self._errors += 1
+            self._first_error = self._first_error or f"line {line}: {error}"
 
     def _show(self, batch: "Batch") -> None:
         """The bar, on a terminal. Blank lines count as done, as total counts them too."""
@@ -197,7 +214,7 @@ class BatchRun:
         there = f", {self._done.count} were there before" if self._done.count else ""
         run = f", {batch.read} of them run" if batch.read < self._prompt_tokens else ""
         return [
-            f"rows    {self._finished} in {passed_s:.2f} s{there}, {self.errors} with an error",
+            f"rows    {self._finished} in {passed_s:.2f} s{there}, {self._errors} with an error",
             f"prompt  {self._prompt_tokens} tokens{run}",
             f"decode  {batch.generated} tokens, {batch.generated / passed_s:.1f} tok/s",
             f"memory  {peak_memory_bytes() / 1e6:.0f} MB at most",

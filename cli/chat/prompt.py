@@ -4,7 +4,7 @@ import os
 import stat
 import termios
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from tfm.cli.output import Notes
+from tfm.cli.output import Notes, Output
 
 MARK, MORE = "> ", ". "  # before the first line of a message and before the others
 MENU_LINES = 6
@@ -48,20 +48,27 @@ class Prompt:
 
 
 @contextmanager
-def keys_kept() -> Iterator[None]:
+def keys_kept(output: Output) -> Iterator[None]:
     """What is typed during an answer is not shown in it, and stands at the next prompt as it was typed.
 
-    Else the terminal would make a line feed of Enter, and so of a message that was sent one that goes on.
+    Else the terminal would make a line feed of Enter, and so of a message that was sent one that goes on. The terminal
+    is as it was afterwards, also when the process is ended from the side.
     """
     before = termios.tcgetattr(0)
     during = termios.tcgetattr(0)
     during[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
     during[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)  # Ctrl-C stays a signal
-    termios.tcsetattr(0, termios.TCSADRAIN, during)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+    def give_back() -> None:
+        with suppress(termios.error):  # a terminal that was closed
+            termios.tcsetattr(0, termios.TCSANOW, before)
+
+    with output.stopping(give_back):
+        termios.tcsetattr(0, termios.TCSADRAIN, during)
+        try:
+            yield
+        finally:
+            give_back()
 
 
 def _keys() -> KeyBindings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfm.cli.chat import file as chat_file
 from tfm.cli.chat.prompt import Prompt, keys_kept
 from tfm.cli.chat.turns import Turns
-from tfm.cli.interrupt import Wish, noted
+from tfm.cli.interrupt import Stopped, Wish, noted
 from tfm.cli.output import say
 from tfm.engine.errors import TfmError
 from tfm.engine.sampling import BITS_64
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfm.engine.conversation import AnswerSettings
 
 LEAVING = ("/bye", "/exit", "/quit")
-NOTHING = '""'
+NOTHING = ('""', "''")
 KEYS = """\
 Enter sends; Alt-Enter or Ctrl-J begins a new line; arrows bring earlier texts back.
 Ctrl-C stops an answer, or clears the line; Ctrl-D leaves.
@@ -46,7 +46,7 @@ class Session:
         self._wish = Wish()
         self._was_stopped = False
         self._actions = {
-            "/system": Action("[TEXT]", f"tell the model TEXT before all messages ({NOTHING}: nothing)", self._system),
+            "/system": Action("[TEXT]", 'tell the model TEXT before all messages ("": nothing)', self._system),
             "/reset": Action("", "forget all turns", self._reset),
             "/drop": Action("[N]", "forget the oldest turn, or N of them", self._drop),
             "/regenerate": Action("", "another answer to the last message", self._regenerate),
@@ -62,19 +62,21 @@ class Session:
         prompt = Prompt(names, ("/save", "/load"), self._turns.notes)
         model = self._conversation.model
         self._note(f"{model.name}, {model.ctx} tokens of context; /help tells what there is, Ctrl-D leaves")
-        with keys_kept(), noted() as self._wish:
+        with keys_kept(self._turns.output), noted() as self._wish:
             while True:
                 try:
                     text = prompt.ask()
                 except EOFError:
                     return
+                except Stopped:
+                    raise
                 except KeyboardInterrupt:
                     if prompt.is_empty:
                         self._note("Ctrl-D or /bye leaves")
                     continue
                 if text.strip() in LEAVING:
                     return
-                self._wish.to_stop = False
+                self._wish.begin()
                 try:
                     self._take(text)
                 except TfmError as error:
@@ -124,7 +126,10 @@ class Session:
         if not text:
             self._show(self._conversation.system if self._conversation.system is not None else "(nothing)")
             return
-        self._conversation.set_system(None if text == NOTHING else text)
+        is_nothing = text in NOTHING
+        self._conversation.set_system(None if is_nothing else text)
+        if is_nothing:
+            self._note("the model is told nothing before the messages")
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()

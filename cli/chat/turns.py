@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfm.cli.answer import Answer
 from tfm.cli.constraint import ConstraintOptions
+from tfm.cli.interrupt import Stopped
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt_cache import PromptCacheOptions
 from tfm.cli.reading import Reading
@@ -76,8 +77,8 @@ class Turns:
                     self.output.write(token.text)
                     if is_to_stop() and token.finish_reason is None:
                         break
-            except KeyboardInterrupt:
-                if not is_to_stop():
+            except KeyboardInterrupt as stop:
+                if isinstance(stop, Stopped) or not is_to_stop():
                     raise
         return answer
 

@@ -9,20 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tfm.cli import options
 from tfm.cli.batch.rows import LONGEST_ROW_BYTES
 from tfm.cli.constraint import ConstraintOptions, constraint_options
 from tfm.cli.lines import Lines
-from tfm.cli.options import (
-    Command,
-    ModelOptions,
-    SamplingOptions,
-    group,
-    length_options,
-    model_options,
-    quiet_option,
-    sampling_options,
-    speculate_option,
-)
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, chat_options
 from tfm.cli.prompt_cache import PromptCacheOptions, beginning_cache_options
@@ -62,10 +52,8 @@ class RowOptions:
     def check(self) -> None:
         """Raises UsageError for options that contradict each other."""
         self.prompt.check()
-        if "" in self.stop:
-            raise click.UsageError("--stop needs at least one character.")
 
-    def defaults(self, model: "Model", sampling: SamplingOptions, grammar: "Grammar | None") -> "Defaults":
+    def defaults(self, model: "Model", sampling: options.SamplingOptions, grammar: "Grammar | None") -> "Defaults":
         from tfm.cli.batch.rows import Defaults
 
         has_seed = sampling.seed is not None
@@ -73,9 +61,9 @@ class RowOptions:
         return Defaults(self.prompt, self.max_tokens, self.stop, self.logprobs, params, has_seed, grammar)
 
 
-row_options = group("shape", RowOptions, [
+row_options = options.group("shape", RowOptions, [
     *chat_options,
-    *length_options("an answer"),
+    *options.length_options("an answer"),
     click.option(
         "--logprobs", type=WholeType(0), metavar="K",
         help="Each token with its log-probability, and the K likeliest in its place.",
@@ -98,6 +86,11 @@ class RunOptions:
         """Raises UsageError for options that make no sense, or contradict each other."""
         if self.out == "":
             raise click.UsageError("-o is empty; a variable of the shell may not be set.")
+        if self.slots is not None:
+            from tfm.engine.model import MAX_ROWS
+
+            if self.slots > MAX_ROWS:
+                raise click.UsageError(f"--slots: found {self.slots}; allowed: a whole number from 1 to {MAX_ROWS}.")
         if self.no_prefix_sharing and cache.prompt_cache is not None:
             raise click.UsageError("--prompt-cache keeps what rows share: not with --no-prefix-sharing.")
 
@@ -108,7 +101,7 @@ class RunOptions:
         return Batch(model, slots, share_prefixes=not self.no_prefix_sharing, speculate=self.speculate)
 
 
-run_options = group("how", RunOptions, [
+run_options = options.group("how", RunOptions, [
     click.option(
         "-o", "--output", "out", metavar="OUT",
         help="Append the answers to this file; run again, what is there is skipped. Default: stdout.",
@@ -116,20 +109,20 @@ run_options = group("how", RunOptions, [
     click.option("--unordered", is_flag=True, help="Write answers as they finish, not in the order of their rows."),
     click.option("--slots", type=WholeType(1), metavar="N", help="Rows that are decoded together; default: 32."),
     click.option("--no-prefix-sharing", is_flag=True, help="Compute what prompts begin with anew for each row."),
-    speculate_option(SPECULATE_TOGETHER),
+    options.speculate_option(SPECULATE_TOGETHER),
     click.option("-v", "--verbose", is_flag=True, help="Timings and memory on stderr, at the end."),
 ])  # fmt: skip
 
 
-@click.command("batch", cls=Command)
+@click.command("batch", cls=options.Command)
 @click.argument("file", required=False, metavar="[FILE]")
 @run_options
 @beginning_cache_options
 @row_options
-@sampling_options
+@options.sampling_options
 @constraint_options
-@model_options
-@quiet_option
+@options.model_options
+@options.quiet_option
 @click.pass_obj
 def command(
     output: Output,
@@ -137,9 +130,9 @@ def command(
     how: RunOptions,
     cache: PromptCacheOptions,
     shape: RowOptions,
-    sampling: SamplingOptions,
+    sampling: options.SamplingOptions,
     constraint: ConstraintOptions,
-    model: ModelOptions,
+    model: options.ModelOptions,
     quiet: bool,
 ) -> None:
     """Answer every row of FILE, or of stdin, many at once.
@@ -162,33 +155,34 @@ def command(
     sampling.given()
     constraint.check()
     cache.check()
-    grammar = constraint.grammar()
     with Notes(quiet) as notes, Lines(file, notes, "rows", LONGEST_ROW_BYTES, must_fit=True) as source:
         from tfm.cli.batch.row_file import open_rows
         from tfm.cli.batch.run import BatchRun
 
+        grammar = constraint.grammar(notes)
         with (
             open_rows(how.out, output, source) as rows,
-            output.stopping(rows.clear_away),
+            output.stopping(rows.abandon),
             closing(model.load(notes)) as loaded,
         ):
             loaded_s = time.perf_counter()
             defaults = shape.defaults(loaded, sampling, grammar)
             run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
             stopped = _once(lambda: _stop(run, rows, notes))
-            leave = output.stopping(lambda: (stopped(), rows.clear_away()))
-            with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch), leave:
-                try:
-                    run.run(batch)
-                except KeyboardInterrupt:
-                    stopped()
-                    raise
+            with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch):
+                with output.stopping(stopped):
+                    try:
+                        run.run(batch)
+                    except KeyboardInterrupt:
+                        stopped()
+                        raise
                 if how.verbose:
                     say(f"tfm: load    {loaded_s - begun_s:.2f} s, {loaded.threads} threads")
                     for line in run.report(batch):
                         say(f"tfm: {line}")
-    if run.errors:
-        raise TfmError(f"{run.errors} of {run.answered} rows have no answer but an error; the first: {run.first_error}")
+    faults = run.faults()
+    if faults:
+        raise TfmError("; ".join(faults))
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:
@@ -203,7 +197,7 @@ def _once(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def _stop(run: "BatchRun", rows: "RowFile | RowStream", notes: Notes) -> None:
-    """What is done and said when Ctrl-C ends the run."""
+    """What is done and said when Ctrl-C, or another signal, ends the run."""
     from tfm.cli.batch.row_file import RowFile
 
     run.release()

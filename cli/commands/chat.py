@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from tfm.cli import options
 from tfm.cli.constraint import ConstraintOptions, constraint_options
-from tfm.cli.options import (
-    SPECULATE_ALONE,
-    Command,
-    ModelOptions,
-    SamplingOptions,
-    group,
-    length_options,
-    model_options,
-    quiet_option,
-    sampling_options,
-    speculate_option,
-)
 from tfm.cli.output import Notes, Output
 from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
 from tfm.cli.values import TEXT
@@ -44,11 +33,6 @@ class ChatOptions:
     speculate: int
     verbose: bool
 
-    def check(self) -> None:
-        """Raises UsageError for options that make no sense."""
-        if "" in self.stop:
-            raise click.UsageError("--stop needs at least one character.")
-
     def given(self) -> list[str]:
         """Which settings of an answer the command line has."""
         source = click.get_current_context().get_parameter_source("max_tokens")
@@ -56,29 +40,29 @@ class ChatOptions:
         return [*(["max_tokens"] if has_length else []), *(["stop"] if self.stop else [])]
 
 
-chat_options = group("chat", ChatOptions, [
+chat_options = options.group("chat", ChatOptions, [
     click.option("-s", "--system", type=TEXT, help="What the model is told before the conversation."),
-    *length_options("an answer", least=1),
-    speculate_option(SPECULATE_ALONE),
+    *options.length_options("an answer", least=1),
+    options.speculate_option(options.SPECULATE_ALONE),
     click.option("-v", "--verbose", is_flag=True, help="Tokens and speed of each turn on stderr."),
 ])  # fmt: skip
 
 
-@click.command("chat", cls=Command)
+@click.command("chat", cls=options.Command)
 @chat_options
 @constraint_options
-@sampling_options
+@options.sampling_options
 @prompt_cache_options
-@model_options
-@quiet_option
+@options.model_options
+@options.quiet_option
 @click.pass_obj
 def command(
     output: Output,
     chat: ChatOptions,
     constraint: ConstraintOptions,
-    sampling: SamplingOptions,
+    sampling: options.SamplingOptions,
     cache: PromptCacheOptions,
-    model: ModelOptions,
+    model: options.ModelOptions,
     quiet: bool,
 ) -> None:
     """Talk with a model, which remembers what was said.
@@ -93,13 +77,12 @@ def command(
     Ctrl-D leaves. In a pipe each line of stdin is a message, whatever it begins with, and each answer is printed with a
     newline behind it.
     """
-    chat.check()
     constraint.check()
     kept = {*sampling.given(), *chat.given()}
     cache.check()
     with Notes(quiet) as notes:
         _need_template(model.ref)
-        grammar = constraint.grammar()
+        grammar = constraint.grammar(notes)
         with closing(model.load(notes)) as loaded, cache.sequence(loaded) as sequence:
             from tfm.cli.chat.turns import Turns
             from tfm.engine.conversation import AnswerSettings

@@ -9,22 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfm.cli import options
 from tfm.cli.answer import Answer, IdsInText
 from tfm.cli.constraint import ConstraintOptions, constraint_options, start
-from tfm.cli.options import (
-    SPECULATE_ALONE,
-    Command,
-    ModelOptions,
-    SamplingOptions,
-    TextOptions,
-    group,
-    length_options,
-    model_options,
-    quiet_option,
-    sampling_options,
-    speculate_option,
-    text_options,
-)
 from tfm.cli.output import Notes, Output, say
 from tfm.cli.prompt import PromptOptions, prompt_options
 from tfm.cli.prompt_cache import PromptCacheOptions, prompt_cache_options
@@ -54,12 +41,10 @@ class AnswerOptions:
         """Raises UsageError for options that contradict each other."""
         if self.logprobs is not None and not self.as_json:
             raise click.UsageError("--logprobs needs --json.")
-        if "" in self.stop:
-            raise click.UsageError("--stop needs at least one character.")
 
 
-answer_options = group("shape", AnswerOptions, [
-    *length_options("the answer"),
+answer_options = options.group("shape", AnswerOptions, [
+    *options.length_options("the answer"),
     click.option(
         "--json", "as_json", is_flag=True,
         help="One JSON object: the answer, why it ended (null: by Ctrl-C), counts, timings; with --ids also its ids.",
@@ -73,27 +58,27 @@ answer_options = group("shape", AnswerOptions, [
 ])  # fmt: skip
 
 
-@click.command("generate", cls=Command)
-@text_options("PROMPT")
+@click.command("generate", cls=options.Command)
+@options.text_options("PROMPT")
 @prompt_options
 @answer_options
 @constraint_options
-@sampling_options
+@options.sampling_options
 @prompt_cache_options
-@speculate_option(SPECULATE_ALONE)
-@model_options
-@quiet_option
+@options.speculate_option(options.SPECULATE_ALONE)
+@options.model_options
+@options.quiet_option
 @click.pass_obj
 def command(
     output: Output,
-    source: TextOptions,
+    source: options.TextOptions,
     prompt: PromptOptions,
     shape: AnswerOptions,
     constraint: ConstraintOptions,
-    sampling: SamplingOptions,
+    sampling: options.SamplingOptions,
     cache: PromptCacheOptions,
     speculate: int,
-    model: ModelOptions,
+    model: options.ModelOptions,
     quiet: bool,
 ) -> None:
     """Print a model's answer to PROMPT.
@@ -117,7 +102,7 @@ def command(
         text = source.read(notes)
         if text is None or not (text or prompt.raw):
             raise click.UsageError(NO_PROMPT)
-        grammar = constraint.grammar()
+        grammar = constraint.grammar(notes)
         with closing(model.load(notes)) as loaded, cache.sequence(loaded) as sequence:
             loaded_s = time.perf_counter()
             params = sampling.params(loaded, notes)

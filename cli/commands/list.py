@@ -12,6 +12,8 @@ from tfm.cli.units import size, table
 if TYPE_CHECKING:
     from tfm.engine.store import StoredModel
 
+TITLES = ["model", "size", "packed", "kind", "folder", "fault"]
+
 
 @click.command("list", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects.")
@@ -27,7 +29,8 @@ def command(output: Output, as_json: bool, quiet: bool) -> None:
       tfm list | sort -k 2 -h
 
     A line has what -m takes, the size, the size of the packed weights that tfm keeps for a quick start, where the model
-    came from, its folder, and what is amiss with it. A folder of your own is there when tfm keeps its packed weights.
+    came from, its folder, and what is amiss with it. A folder of your own is there when tfm keeps its packed weights. A
+    line with titles stands before them on a terminal only.
     """
     from tfm.engine.store import list_models
 
@@ -35,7 +38,8 @@ def command(output: Output, as_json: bool, quiet: bool) -> None:
     if as_json:
         output.write_line(json.dumps([_as_json(model) for model in models], ensure_ascii=False))
         return
-    for line in table([_cells(model) for model in models]):
+    titles = [TITLES] if models and output.is_terminal else []
+    for line in table([*titles, *(_cells(model) for model in models)]):
         output.write_line(line)
     if not models:
         with Notes(quiet) as notes:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tfm.engine.score import Score
     from tfm.engine.scored_text import Text
 
+LEAST_WINDOW = 2  # a first token with nothing before it is not counted
+
 
 @dataclass(frozen=True)
 class ScoreOptions:
@@ -38,12 +40,16 @@ class ScoreOptions:
     stride: int | None
     as_json: bool
 
-    def check(self, file: str | None) -> None:
-        """Raises UsageError for options that contradict each other."""
+    def check(self, file: str | None, ctx: int | None) -> None:
+        """Raises UsageError for options that contradict each other; ctx is that of --ctx."""
         rows = self.jsonl or (file is not None and file.endswith(".jsonl"))
         if self.perplexity is None and self.stride is not None:
             raise click.UsageError("--stride is for --perplexity.")
         if self.perplexity is not None:
+            if ctx is not None and ctx < LEAST_WINDOW:
+                raise click.UsageError(f"--ctx: found {ctx}; allowed: a window of {LEAST_WINDOW} tokens or more.")
+            if ctx is not None and self.stride is not None and self.stride >= ctx:
+                raise click.UsageError(f"--stride: found {self.stride}; allowed: less than --ctx, {ctx}.")
             if file is not None:
                 raise click.UsageError("FILE is scored by lines, and --perplexity has a file of its own; choose one.")
             for name in ("jsonl", "end", "per_token"):
@@ -98,7 +104,7 @@ def command(output: Output, file: str | None, what: ScoreOptions, model: ModelOp
     alone, or completion or completion_ids beside a prompt, messages or ids, and perhaps an id. Of these only the
     completion is scored, behind what tfm generate makes of the prompt.
     """
-    what.check(file)
+    what.check(file, model.ctx)
     with Notes(quiet) as notes:
         if what.perplexity is None:
             _score_lines(output, notes, file, what, model)

@@ -11,15 +11,13 @@ config.json tells bits and group_size under `quantization`; a module of its name
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields
 
 if TYPE_CHECKING:
-    from tfm.engine.checkpoint import Checkpoint
+    from tfm.engine.checkpoint import Checkpoint, StoredRows
 
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -84,7 +82,7 @@ def _read_affine(fields: Fields, default: Affine | None = None) -> Affine:
 
 def load_affine(
     checkpoint: "Checkpoint", module: str, rows: int, columns: int, affine: Affine
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], str]:
+) -> "tuple[StoredRows, StoredRows, StoredRows, str]":
     """weight, scales and biases of a module as they lie, and the dtype of scales and biases; shapes are checked."""
     if columns % affine.group_size:
         multiple = f"a multiple of group_size, {affine.group_size}"
