@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cli_process import TFM, TIMEOUT_S, environment
 
-from tfm.kernels.jit import cache_folder
+from tfm.kernels.cache_folder import cache_folder
 
 ANSWER = "Hi é🙂!"
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07")
