@@ -25,7 +25,8 @@ def numpy_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32]) -
 
 def tfm_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32], threads: int) -> Callable[[], Any]:
     from tfm.kernels import matmul
-    from tfm.kernels.records import LANES
+    from tfm.kernels.packing import aligned_empty
+    from tfm.kernels.records import LANES, MULTIPLY_SCRATCH_BYTES
     from tfm.kernels.weight import Weight
 
     weight = Weight("f32", w_NK)
@@ -34,10 +35,12 @@ def tfm_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32], thr
     out = np.empty((len(x_MK), panels * LANES), np.float32)
     addresses = weight.record.ctypes.data, acts.ctypes.data, 0, len(x_MK)
     bounds = [panels * i // threads for i in range(threads + 1)]
+    scratch = [aligned_empty(MULTIPLY_SCRATCH_BYTES) for _ in range(threads)]
     pool = ThreadPoolExecutor(threads)
 
     def part(i: int) -> None:
-        matmul._multiply_part(*addresses, bounds[i], bounds[i + 1], out.ctypes.data, out.strides[0], 0)
+        target = out.ctypes.data, out.strides[0]
+        matmul._multiply_part(*addresses, bounds[i], bounds[i + 1], *target, 0, scratch[i].ctypes.data)
 
     def run() -> npt.NDArray[np.float32]:
         assert acts["values"][0] == x.ctypes.data  # the kernel reads x, acts and weight: they live as long as this

@@ -19,13 +19,14 @@ from typing import Any
 
 from tfm.engine.records import FEW_ROWS, LAYER, STEP
 from tfm.kernels.activation import activate_row
-from tfm.kernels.attention import append_key, append_value, attend_piece, bytes_of_head, merge_segments
+from tfm.kernels.attention import attend_piece, merge_segments
 from tfm.kernels.embedding import add_row, embed_row
 from tfm.kernels.jit import jit
-from tfm.kernels.matmul import ROW_BLOCK, activations_at, multiply
+from tfm.kernels.kv_block import append_key, append_value, bytes_of_head
+from tfm.kernels.matmul import activations_at, multiply_piece
 from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
-from tfm.kernels.records import KV_BLOCK, LANES, NORMS, Q8, THREAD
+from tfm.kernels.records import BLOCK_ROWS, KV_BLOCK, LANES, NORMS, Q8, THREAD
 from tfm.kernels.rope import rotate
 from tfm.kernels.simd import address_of, peek_i64, record_at
 from tfm.kernels.team import barrier, next_step, publish, share
@@ -60,6 +61,15 @@ def forward(step: Record, me: Record) -> None:
     unembed(step, me)
     # Nobody reads the step any more: who comes first may change it for the next one.
     barrier(me)
+
+
+@jit
+def multiply(
+    matrix: Record, read: Record, begin: int, end: int, first: int, last: int,
+    out: int, stride: int, add: int, me: Record,
+) -> None:  # fmt: skip
+    """out = W read, or out + W read where `add` is not 0: rows begin .. end - 1 and panels first .. last - 1."""
+    multiply_piece((address_of(matrix), address_of(read), begin, end, first, last, out, stride, add, me.scratch))
 
 
 @jit
@@ -105,9 +115,9 @@ def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None
     heads = layer.heads
     num_q, num_kv, size = heads.num_attention_heads, heads.num_key_value_heads, heads.head_size
     first, last = share(num_q + 2 * num_kv, me)
-    project_some(layer.q_proj, step, read, size, first, last, 0, num_q)
-    project_some(layer.k_proj, step, read, size, first, last, num_q, num_kv)
-    project_some(layer.v_proj, step, read, size, first, last, num_q + num_kv, num_kv)
+    project_some(layer.q_proj, step, me, read, size, first, last, 0, num_q)
+    project_some(layer.k_proj, step, me, read, size, first, last, num_q, num_kv)
+    project_some(layer.v_proj, step, me, read, size, first, last, num_q + num_kv, num_kv)
     for t in range(step.rows):
         position = peek_i64(step.positions + 8 * t)
         block = peek_i64(peek_i64(step.tables + 8 * t) + 8 * (position // KV_BLOCK)) + layer.cache_offset
@@ -126,14 +136,14 @@ def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None
 
 @jit
 def project_some(
-    matrix: Record, step: Record, read: Record, size: int, first: int, last: int, begin: int, count: int
+    matrix: Record, step: Record, me: Record, read: Record, size: int, first: int, last: int, begin: int, count: int
 ) -> None:
     """Those of the heads first .. last - 1 that `matrix` makes; its heads are begin .. begin + count - 1 of a row."""
     panels = size // LANES
     low, high = max(first, begin) - begin, min(last, begin + count) - begin
     if low < high:
         out = step.heads_out + 4 * size * begin
-        multiply(matrix, read, 0, step.rows, low * panels, high * panels, out, step.heads_stride, False)
+        multiply(matrix, read, 0, step.rows, low * panels, high * panels, out, step.heads_stride, 0, me)
 
 
 @jit
@@ -143,11 +153,11 @@ def add_mlp(step: Record, layer: Record, me: Record) -> None:
     read = norm_rows(step, me, layer.mlp_norm, step.x, step.x_stride, step.hidden_size, 0, step.rows, quantized)
     first, last = share(layer.up_proj.panels, me)
     gate, up, stride = step.gate + 4 * LANES * first, step.up + 4 * LANES * first, step.mlp_stride
-    for begin in range(0, step.rows, ROW_BLOCK):
-        end = min(step.rows, begin + ROW_BLOCK)
+    for begin in range(0, step.rows, BLOCK_ROWS):
+        end = min(step.rows, begin + BLOCK_ROWS)
         if layer.gated:
-            multiply(layer.gate_proj, read, begin, end, first, last, step.gate, stride, False)
-        multiply(layer.up_proj, read, begin, end, first, last, step.up, stride, False)
+            multiply(layer.gate_proj, read, begin, end, first, last, step.gate, stride, 0, me)
+        multiply(layer.up_proj, read, begin, end, first, last, step.up, stride, 0, me)
         for t in range(begin, end):
             h = up + t * stride
             activate_row(layer.hidden_act, layer.gated, gate + t * stride, h, LANES * (last - first), h)
@@ -160,7 +170,7 @@ def add_mlp(step: Record, layer: Record, me: Record) -> None:
 def add_product(step: Record, me: Record, matrix: Record, read: Record) -> None:
     """x = x + W read."""
     first, last = share(matrix.panels, me)
-    multiply(matrix, read, 0, step.rows, first, last, step.x, step.x_stride, True)
+    multiply(matrix, read, 0, step.rows, first, last, step.x, step.x_stride, 1, me)
     barrier(me)
 
 
@@ -174,7 +184,8 @@ def unembed(step: Record, me: Record) -> None:
         step, me, step.norm, step.x, step.x_stride, step.hidden_size, step.logit_rows, step.num_logit_rows, quantized
     )  # fmt: skip
     first, last = share(step.lm_head.panels, me)
-    multiply(step.lm_head, read, 0, step.num_logit_rows, first, last, step.logits, step.logits_stride, False)
+    rows, stride = step.num_logit_rows, step.logits_stride
+    multiply(step.lm_head, read, 0, rows, first, last, step.logits, stride, 0, me)
 
 
 @jit

@@ -23,6 +23,7 @@ from tfm.kernels.records import (
     KV_BLOCK,
     KV_TYPES,
     LANES,
+    MULTIPLY_SCRATCH_BYTES,
     SEGMENT_BLOCKS,
     SPAN,
     attention_scratch_bytes,
@@ -69,7 +70,7 @@ class Model:
         self._fill_step(kind)
         self._team = Team(
             threads, self._step.ctypes.data, self._buffers.columns,
-            max(attention_scratch_bytes(padded(layer.head_dim)) for layer in config.layers),
+            max(MULTIPLY_SCRATCH_BYTES, *(attention_scratch_bytes(padded(layer.head_dim)) for layer in config.layers)),
         )  # fmt: skip
 
     def _fill_step(self, kv_type: int) -> None:

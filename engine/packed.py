@@ -28,7 +28,7 @@ from tfm.engine.layers import Memory
 from tfm.engine.machine import available_memory
 from tfm.engine.progress import Progress
 from tfm.engine.records import IMAGE
-from tfm.kernels.jit import cache_folder
+from tfm.kernels.cache_folder import cache_folder
 from tfm.kernels.new_file import new_file
 from tfm.kernels.packing import aligned_empty
 

@@ -1,6 +1,6 @@
 """Keys and values of the beginning of a text, in a file: what was run through a model once is not run again.
 
-A safetensors file with n blocks of 64 positions, as they lie in memory (kernels/attention.py has their layout):
+A safetensors file with n blocks of 64 positions, as they lie in memory (kernels/kv_block.py has their layout):
 
     __metadata__   format, version, and what the bits depend on: weights, kv_type, kernels (engine/identity.py)
     ids            int64 [n * 64]           the tokens

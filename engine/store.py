@@ -26,7 +26,7 @@ from tfm.engine.files import expanded
 from tfm.engine.hub_cache import damaged_files, ref_of_snapshot
 from tfm.engine.manifest import SOURCE_FILE, fault_of, source_of, write_manifest
 from tfm.engine.progress import Progress, silent
-from tfm.kernels.jit import cache_folder, unwritable, warn_not_kept
+from tfm.kernels.cache_folder import cache_folder, unwritable, warn_not_kept
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

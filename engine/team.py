@@ -15,7 +15,8 @@ from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import ACTIVATIONS, GROUP, TEAM_BYTES, THREAD
 
 ATTEND = Entry("tfm.kernels.attention:attend_part", 14 * "i")
-RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (ATTEND,))
+MULTIPLY = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
+RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (ATTEND, MULTIPLY))
 FOUND = Entry("tfm.kernels.team:found", "i")
 DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
 
@@ -48,9 +49,9 @@ MOST_ALONE = 128  # steps before the helpers are tried again
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
-    columns is the widest row that a matmul reads, scratch_bytes what attention needs. The helpers are daemon threads
-    that never leave compiled code: between steps they spin for a moment and then sleep. They hold no reference to the
-    team, which ends them when it goes. Who prepares and runs a step holds `lock`.
+    columns is the widest row that a matmul reads, scratch_bytes what attention and matmuls need. The helpers are daemon
+    threads that never leave compiled code: between steps they spin for a moment and then sleep. They hold no reference
+    to the team, which ends them when it goes. Who prepares and runs a step holds `lock`.
     """
 
     def __init__(

@@ -5,14 +5,15 @@ For a query q at position t, with the keys and values of the positions it may se
     score[s] = cap(scale * q . k[s])        cap(z) = softcap * tanh(z / softcap), or z
     o = sum_s softmax(score)[s] * v[s]
 
-A cache block holds 64 positions of a head: keys transposed, [head_size, 64], so that a lane is a position, and values
-as [64, head_size], so that a lane is an element of the head; neither product sums across lanes. In q8 a position's key
-(and value) has one float32 scale, 64 of them behind the int8.
+Cache blocks of 64 positions are walked from the first that the window reaches, with the online softmax. Eight blocks
+are a segment, summed by itself from nothing and then merged into the whole in order. So a result depends on the
+position only: not on the rows that share a tile (they share the loads), nor on whether segments were summed by one
+thread in turn or by many at once.
 
-Blocks are walked from the first that the window reaches, with the online softmax (Milakov and Gimelshein 2018): a
-maximum m, a sum l and o are scaled by exp(m - m') when the maximum grows. Eight blocks are a segment, summed by itself
-from nothing and then merged into the whole in order. So a result depends on the position only: not on the rows that
-share a tile (they share the loads), nor on whether segments were summed by one thread in turn or by many at once.
+    kv_block.py         what a cache block looks like, and how a position is written to it
+    attention_tiles.py  the inner loops: a tile of queries against the blocks of a segment
+    online_softmax.py   the state of a query between blocks
+    attention.py        who computes what, and the op
 """
 
 from collections.abc import Mapping
@@ -21,8 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.kernels.formats import dense
+from tfm.kernels.attention_tiles import segment as attend_segment
 from tfm.kernels.jit import Entry, called_as_piece, jit
+from tfm.kernels.kv_block import bytes_of_head, heads_at
+from tfm.kernels.online_softmax import clear_state, finish_state, merge_state
 from tfm.kernels.ops import FEW_RESULTS, Op
 from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import (
@@ -38,54 +41,11 @@ from tfm.kernels.records import (
     head_bytes,
     state_bytes,
 )
-from tfm.kernels.simd import (
-    TILE,
-    absolute,
-    add_tile,
-    atomic_add,
-    exp,
-    f32x16,
-    first_lanes,
-    fma,
-    fma_panels,
-    fma_rows,
-    half_bits,
-    load_f16,
-    load_f32,
-    load_i8,
-    load_rows,
-    maximum,
-    peek_f32,
-    peek_i64,
-    poke_f32,
-    poke_i8,
-    poke_i64,
-    poke_u16,
-    prefetch,
-    record_at,
-    reduce_add,
-    reduce_max,
-    round_even,
-    splat,
-    store_f16,
-    store_f32,
-    store_first,
-    store_i8,
-    store_rows,
-    tanh,
-    tile_of,
-)
+from tfm.kernels.simd import TILE, atomic_add, load_f32, peek_i64, poke_i64, record_at, splat, store_f32
 
-F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
 SPAN_BYTES = SPAN.itemsize
-# 1.5 * 2**23: added and taken away, it leaves the nearest whole number, as simd.round_even.
-MAGIC = np.float32(12582912)
-NOTHING = np.float32(-1e30)  # the maximum of no scores; finite, so that exp(NOTHING - NOTHING) is 1 and not NaN
-# A row's state: the maximum m, at 64 bytes the 16 partial sums of l, and from STATE_HEAD on o.
 
-SUM_ELEMENTS = 16  # of a head, that are summed by themselves
-
-heads_at, span_at, thread_at = record_at(HEADS), record_at(SPAN), record_at(THREAD)
+span_at, thread_at = record_at(SPAN), record_at(THREAD)
 
 
 def reference(
@@ -112,334 +72,7 @@ def reference(
 # ---------------------------------------------------------------------------------------------- micro-kernels
 
 
-def score_kernel(load: Any, element_bytes: int, rows: int) -> Any:
-    """s[r, 0..63] = q[r] . k[0..63] for a tile of queries; rows of s are 256 bytes.
-
-    The sum over the elements of a head runs in order in parts of 16, and the parts are added in order: with one chain
-    of 64 or 80 the error was up to 4 times NumPy's.
-
-    Few queries read keys and values faster than memory gives them: they ask for what is read next, `ahead` bytes on.
-    With that, and blocks that lie in large pages, a model decoded 190 tok/s after 4,096 positions, and 131 without.
-    """
-    zeros = tile_of(f32x16, rows)
-    few = rows < TILE
-
-    @jit
-    def scores(k, q, q_stride, head_dim, s, ahead):
-        for j in range(0, KV_BLOCK, LANES):
-            acc = zeros()
-            for begin in range(0, head_dim, SUM_ELEMENTS):
-                part = zeros()
-                for h in range(begin, min(begin + SUM_ELEMENTS, head_dim)):
-                    at = k + (h * KV_BLOCK + j) * element_bytes
-                    if few:
-                        prefetch(at + ahead)
-                    part = fma_rows(part, load(at), q + 4 * h, q_stride)
-                acc = add_tile(acc, part)
-            store_rows(acc, s + 4 * j, 4 * KV_BLOCK)
-
-    return scores
-
-
-def score_row_kernel(load: Any, element_bytes: int) -> Any:
-    """The same for one query: all 64 positions at once, since one chain of additions would wait for its own result."""
-    zeros = tile_of(f32x16, KV_BLOCK // LANES)
-    fma_four = fma_panels(load)
-
-    @jit
-    def scores(k, q, q_stride, head_dim, s, ahead):
-        acc = zeros()
-        for begin in range(0, head_dim, SUM_ELEMENTS):
-            part = zeros()
-            for h in range(begin, min(begin + SUM_ELEMENTS, head_dim)):
-                at = k + h * KV_BLOCK * element_bytes
-                for line in range(0, KV_BLOCK * element_bytes, 64):
-                    prefetch(at + ahead + line)
-                part = fma_four(part, at, LANES * element_bytes, q + 4 * h)
-            acc = add_tile(acc, part)
-        store_rows(acc, s, 4 * LANES)
-
-    return scores
-
-
-def value_kernel(load: Any, element_bytes: int, rows: int) -> Any:
-    """o[r] += sum over first <= s < last of p[r, s] v[s] for a tile of queries that all see these positions."""
-    zeros = tile_of(f32x16, rows)
-    few = rows < TILE
-
-    @jit
-    def values(v, p, first, last, head_size, o, o_stride, ahead):
-        for d in range(0, head_size, LANES):
-            acc = load_rows(zeros(), o + 4 * d, o_stride)
-            for s in range(first, last):
-                at = v + (s * head_size + d) * element_bytes
-                if few:
-                    prefetch(at + ahead)
-                acc = fma_rows(acc, load(at), p + 4 * s, 4 * KV_BLOCK)
-            store_rows(acc, o + 4 * d, o_stride)
-
-    return values
-
-
-def value_row_kernel(load: Any, element_bytes: int) -> Any:
-    """The same for one query, 64 elements of the head at once; what is left of the head goes one vector at a time."""
-    zeros = tile_of(f32x16, dense.PANELS_AT_ONCE)
-    fma_four = fma_panels(load)
-    wide = dense.PANELS_AT_ONCE * LANES
-
-    @jit
-    def values(v, p, first, last, head_size, o, o_stride, ahead):
-        d = 0
-        while d + wide <= head_size:
-            acc = load_rows(zeros(), o + 4 * d, 4 * LANES)
-            for s in range(first, last):
-                at = v + (s * head_size + d) * element_bytes
-                for line in range(0, wide * element_bytes, 64):
-                    prefetch(at + ahead + line)
-                acc = fma_four(acc, at, LANES * element_bytes, p + 4 * s)
-            store_rows(acc, o + 4 * d, 4 * LANES)
-            d += wide
-        while d < head_size:
-            one = load_f32(o + 4 * d)
-            for s in range(first, last):
-                one = fma(load(v + (s * head_size + d) * element_bytes), splat(peek_f32(p + 4 * s)), one)
-            store_f32(o + 4 * d, one)
-            d += LANES
-
-    return values
-
-
-def edge_kernel(load: Any, element_bytes: int) -> Any:
-    """The same for positions that only some of a tile's queries see; `begin` is the block's first position.
-
-    A weight of 0 would not do: 0 times a NaN of a later position is NaN, and the logits would depend on the chunks.
-    """
-
-    @jit
-    def edge(v, p, first, last, rows, positions, begin, window, head_size, o, o_stride):
-        for r in range(rows):
-            high = peek_i64(positions + 8 * r) + 1 - begin
-            low = high - window if window != 0 else first
-            for s in range(max(first, low), min(last, high)):
-                weight = splat(peek_f32(p + 4 * (KV_BLOCK * r + s)))
-                for d in range(0, head_size, LANES):
-                    at = o + r * o_stride + 4 * d
-                    store_f32(at, fma(load(v + (s * head_size + d) * element_bytes), weight, load_f32(at)))
-
-    return edge
-
-
-@jit
-def clear_state(state, head_size):
-    store_f32(state, splat(NOTHING))
-    for i in range(64, STATE_HEAD + 4 * head_size, 4 * LANES):
-        store_f32(state + i, splat(0.0))
-
-
-@jit
-def merge_state(total, part, head_size):
-    """Fold the state `part` into `total`; a part that saw nothing leaves total as it is."""
-    m, n = load_f32(total), load_f32(part)
-    largest = maximum(m, n)
-    shrink, weight = exp(m - largest), exp(n - largest)
-    store_f32(total, largest)
-    for i in range(64, STATE_HEAD + 4 * head_size, 4 * LANES):
-        store_f32(total + i, fma(load_f32(part + i), weight, load_f32(total + i) * shrink))
-
-
-@jit
-def finish_state(state, head_dim, out):
-    """out = o / l."""
-    whole = splat(reduce_add(load_f32(state + 64)))
-    for d in range(0, head_dim, LANES):
-        store_first(out + 4 * d, load_f32(state + STATE_HEAD + 4 * d) / whole, head_dim - d)
-
-
-@jit
-def softmax_block(s, low, high, softcap, k_scales, v_scales, state, shrink):
-    """A block's scores into weights, in place, for one query that sees its positions low .. high - 1; m and l follow.
-
-    k_scales and v_scales are the addresses of 64 scales, 0 for none. shrink gets the factor of what was summed before.
-    """
-    largest = m = load_f32(state)
-    hidden = splat(-np.inf)
-    for j in range(0, KV_BLOCK, LANES):
-        v = load_f32(s + 4 * j)
-        if k_scales != 0:
-            v = v * load_f32(k_scales + 4 * j)
-        if softcap != 0:
-            v = tanh(v / splat(softcap)) * splat(softcap)
-        if low > j or high < j + LANES:
-            v = first_lanes(hidden, low - j, first_lanes(v, high - j, hidden))
-        store_f32(s + 4 * j, v)
-        largest = maximum(v, largest)
-    largest = splat(reduce_max(largest))
-    scale = exp(m - largest)
-    total = load_f32(state + 64) * scale
-    for j in range(0, KV_BLOCK, LANES):
-        p = exp(load_f32(s + 4 * j) - largest)
-        total = total + p
-        if v_scales != 0:
-            p = p * load_f32(v_scales + 4 * j)
-        store_f32(s + 4 * j, p)
-    store_f32(state, largest)
-    store_f32(state + 64, total)
-    store_f32(shrink, scale)
-
-
-@jit
-def shrink_state(state, shrink, head_size):
-    """o *= shrink (16 lanes alike)."""
-    factor = load_f32(shrink)
-    for d in range(STATE_HEAD, STATE_HEAD + 4 * head_size, 4 * LANES):
-        store_f32(state + d, load_f32(state + d) * factor)
-
-
-@jit
-def in_block(position):
-    """A position counted from a block's start, moved to the block's nearest end where it lies outside."""
-    return min(max(position, 0), KV_BLOCK)
-
-
-# ---------------------------------------------------------------------------------------------- cache
-
-
-@jit
-def row_scale(x, head_size):
-    """max |x| / 127 of a head's vector (padded with zeros), 0 where it is all zeros."""
-    largest = splat(0.0)
-    for d in range(0, head_size, LANES):
-        largest = maximum(absolute(load_f32(x + 4 * d)), largest)
-    return reduce_max(largest) / np.float32(127)
-
-
-@jit
-def inverse(scale):
-    return np.float32(1) / scale if scale != 0 else np.float32(0)
-
-
-@jit
-def append_key(kv_type, head, slot, head_dim, head_size, k):
-    """Write the key at k (float32, padded with zeros to head_size) into column `slot` of a block's head."""
-    if kv_type == Q8:
-        scale = row_scale(k, head_size)
-        poke_f32(head + KV_BLOCK * head_size + 4 * slot, scale)
-        by = inverse(scale)
-        for h in range(head_dim):
-            poke_i8(head + h * KV_BLOCK + slot, np.int8(peek_f32(k + 4 * h) * by + MAGIC - MAGIC))
-    else:
-        for h in range(head_dim):
-            at = h * KV_BLOCK + slot
-            if kv_type == F16:
-                poke_u16(head + 2 * at, half_bits(peek_f32(k + 4 * h)))
-            else:
-                poke_f32(head + 4 * at, peek_f32(k + 4 * h))
-
-
-@jit
-def append_value(kv_type, head, slot, head_size, v):
-    """Write the value at v (float32, padded with zeros to head_size) into row `slot` of a block's head."""
-    values = head + bytes_of_head(kv_type, head_size) // 2
-    if kv_type == Q8:
-        scale = row_scale(v, head_size)
-        poke_f32(values + KV_BLOCK * head_size + 4 * slot, scale)
-        by = splat(inverse(scale))
-        for d in range(0, head_size, LANES):
-            store_i8(values + slot * head_size + d, round_even(load_f32(v + 4 * d) * by))
-    else:
-        for d in range(0, head_size, LANES):
-            if kv_type == F16:
-                store_f16(values + 2 * (slot * head_size + d), load_f32(v + 4 * d))
-            else:
-                store_f32(values + 4 * (slot * head_size + d), load_f32(v + 4 * d))
-
-
-@jit
-def bytes_of_head(kv_type, head_size):
-    """Bytes of a head's keys and values in a block; kernels/records.py has the same for Python."""
-    if kv_type == Q8:
-        return 2 * KV_BLOCK * (head_size + 4)
-    return 2 * KV_BLOCK * head_size * (2 if kv_type == F16 else 4)
-
-
 # ---------------------------------------------------------------------------------------------- driver
-
-
-EDGES = {load: edge_kernel(load, size) for load, size in ((load_f32, 4), (load_f16, 2), (load_i8, 1))}
-
-
-def segment_kernel(load: Any, element_bytes: int, scale_bytes: int, rows: int) -> Any:
-    """Blocks first .. last - 1 (of one segment) for a tile of queries: the state of each row from nothing."""
-    scores = score_row_kernel(load, element_bytes) if rows == 1 else score_kernel(load, element_bytes, rows)
-    values = value_row_kernel(load, element_bytes) if rows == 1 else value_kernel(load, element_bytes, rows)
-    edge = EDGES[load]
-
-    @jit
-    def segment(heads, blocks, first, last, head_offset, q, positions, s, shrink, states, state_stride):
-        head_size, window = heads.head_size, heads.sliding_window
-        o = states + STATE_HEAD
-        for r in range(rows):
-            clear_state(states + r * state_stride, head_size)
-        for b in range(first, last):
-            begin = b * KV_BLOCK
-            k = peek_i64(blocks + 8 * b) + head_offset
-            k_scales = k + KV_BLOCK * head_size * element_bytes
-            v = k_scales + scale_bytes
-            v_scales = v + KV_BLOCK * head_size * element_bytes
-            next_k = peek_i64(blocks + 8 * min(b + 1, last - 1)) + head_offset
-            scores(k, q, 4 * head_size, heads.head_dim, s, v - k)
-            for r in range(rows):
-                high = peek_i64(positions + 8 * r) + 1 - begin
-                low = high - window if window != 0 else 0
-                softmax_block(
-                    s + 4 * KV_BLOCK * r, low, high, heads.softcap,
-                    k_scales if scale_bytes != 0 else 0, v_scales if scale_bytes != 0 else 0,
-                    states + r * state_stride, shrink + 4 * LANES * r,
-                )  # fmt: skip
-                shrink_state(states + r * state_stride, shrink + 4 * LANES * r, head_size)
-            # Queries lie in order of their positions: the first sees least far ahead, the last least far back.
-            ahead = peek_i64(positions + 8 * (rows - 1)) + 1 - begin
-            low, end = in_block(ahead - window) if window != 0 else 0, in_block(ahead)
-            high = max(low, in_block(peek_i64(positions) + 1 - begin))
-            edge(v, s, 0, low, rows, positions, begin, window, head_size, o, state_stride)
-            values(v, s, low, high, head_size, o, state_stride, next_k - v)
-            edge(v, s, high, end, rows, positions, begin, window, head_size, o, state_stride)
-
-    return segment
-
-
-TILES = (TILE, 4, 1)
-
-
-def _pick(by_kind: dict[tuple[int, int], Any]) -> Any:
-    """A compiled function that calls the one of the kernels for a KV type and a number of rows."""
-    ((kv, size), function), *others = by_kind.items()
-    if not others:
-
-        @jit
-        def last(kv_type, rows, *arguments):
-            function(*arguments)
-
-        return last
-    otherwise = _pick(dict(others))
-
-    @jit
-    def pick(kv_type, rows, *arguments):
-        if kv_type == kv and rows == size:
-            function(*arguments)
-        else:
-            otherwise(kv_type, rows, *arguments)
-
-    return pick
-
-
-# KV type -> how its elements are loaded, their bytes, bytes of the scales of a block, how a position is written
-KINDS = {
-    F16: (load_f16, 2, 0),
-    F32: (load_f32, 4, 0),
-    Q8: (load_i8, 1, 4 * KV_BLOCK),
-}
-run_segment = _pick({(kind, rows): segment_kernel(*KINDS[kind], rows) for kind in KINDS for rows in TILES})
 
 
 @jit
@@ -489,8 +122,8 @@ def attend_tile(
     for part in range(first // SEGMENT_BLOCKS, (last - 1) // SEGMENT_BLOCKS + 1):
         if segment < 0 or part == segment:
             low, high = max(first, part * SEGMENT_BLOCKS), min(last, (part + 1) * SEGMENT_BLOCKS)
-            run_segment(
-                kv_type, rows, heads, span.blocks, low, high, offset, tile_q, positions, s, shrink, states, stride
+            attend_segment(
+                kv_type, rows, left, heads, span.blocks, low, high, offset, tile_q, positions, s, shrink, states, stride
             )  # fmt: skip
             for r in range(left):
                 merge_state(totals + r * stride, states + r * stride, head_size)
@@ -558,19 +191,6 @@ def merge_segments(me, heads, spans, num_spans, out, out_stride, segments, parti
 
 
 @jit
-def append_all(kv_type, heads, blocks, positions, k, v):
-    """Write float32 keys and values [S, K, head_size] of positions 0 .. S - 1."""
-    heads = heads_at(heads)
-    size = heads.head_size
-    for s in range(positions):
-        for kv_head in range(heads.num_key_value_heads):
-            head = peek_i64(blocks + 8 * (s // KV_BLOCK)) + kv_head * bytes_of_head(kv_type, size)
-            at = 4 * size * (s * heads.num_key_value_heads + kv_head)
-            append_key(kv_type, head, s % KV_BLOCK, heads.head_dim, size, k + at)
-            append_value(kv_type, head, s % KV_BLOCK, size, v + at)
-
-
-@jit
 def attend_part(
     thread, kv_type, heads, spans, num_spans, layer_offset, q, q_stride, out, out_stride,
     claims, segments, partials, partial_bytes,
@@ -590,7 +210,7 @@ def merge_part(thread, heads, span, out, out_stride, segments, partials, partial
 
 _attend_part = Entry("tfm.kernels.attention:attend_part", 14 * "i")
 attend_piece = called_as_piece(_attend_part)
-_append_all = Entry("tfm.kernels.attention:append_all", "iiiiii")
+_append_all = Entry("tfm.kernels.kv_block:append_all", "iiiiii")
 _merge_part = Entry("tfm.kernels.attention:merge_part", "iiiiiiii")
 
 

@@ -1,43 +1,29 @@
-"""The one compile policy: how a kernel is compiled, where its machine code is kept, and how it is called.
+"""The one compile policy: how a kernel is compiled, and how it is called.
 
 An *entry* is a compiled function that Python calls. Its arguments are plain numbers (counts, addresses), so that its
-machine code needs nothing from Numba at run time: what Numba emitted is kept as an object file, and a later process
-loads it with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds the kernel's
-source.
-
-The object files lie in a folder named by a digest of everything they depend on: the sources, the versions of Numba and
-llvmlite, the CPU's name and its features. Each is written under a temporary name and renamed, and carries the digest of
-its own bytes: a truncated or foreign file is compiled again, and where the folder cannot be written, or none is known,
-the work goes on without.
+machine code needs nothing from Numba at run time: what Numba emitted is kept as an object file (object_files.py), and a
+later process loads it with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds
+the kernel's source.
 """
 
 import ctypes
-import fcntl
 import gc
-import hashlib
 import importlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfm.kernels.new_file import new_file
+from tfm.kernels.cache_folder import cache_folder
+from tfm.kernels.object_files import digest, one_process_at_a_time, read_object, seal, unseal, write_object
 
 Progress = Callable[[str, int, int | None], None]
-
-NOWHERE = Path(os.devnull) / "no home"  # nothing can be there
-LONGEST_WAIT_S = 120  # for another process that compiles; it may have been stopped
-KEPT_FOLDERS = 8  # compiled kernels of so many versions or CPU types are kept; each is about 1 MB
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -54,68 +40,18 @@ def _compiled(function: Callable[..., Any], forceinline: bool) -> Any:
     import numba
 
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False, "forceinline": forceinline}
-    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    dispatcher = numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    own = dispatcher.get_call_template
 
+    def template(arguments: Any, keywords: Any) -> Any:
+        """A call with a constant is a call with a number: Numba would compile the function anew for every constant.
 
-def cache_folder() -> Path:
-    """Where tfm keeps what it made: $TFM_CACHE, else the platform's cache folder; NOWHERE for a user without a home."""
-    import platformdirs
+        That was a third of all functions, and of the time that compiling takes.
+        """
+        return own([numba.types.unliteral(argument) for argument in arguments], keywords)
 
-    try:
-        folder = Path(os.environ.get("TFM_CACHE") or platformdirs.user_cache_dir("tfm", appauthor=False)).expanduser()
-    except RuntimeError:  # neither HOME nor the user database knows a home
-        return NOWHERE
-    return NOWHERE if folder.parts[:1] == ("~",) else folder
-
-
-def warn_not_kept(reason: str) -> None:
-    """Say that the cache folder cannot be used, once in a process: every part of tfm may find it out for itself."""
-    folder = cache_folder()
-    if folder not in _told_of():
-        _told_of().add(folder)
-        remedy = "what is made for this run is not kept; set TFM_CACHE to a folder that can be written"
-        warnings.warn(f"{unwritable(reason)}; {remedy}", stacklevel=3)
-
-
-def unwritable(reason: str) -> str:
-    """That the cache folder cannot be written, in words."""
-    folder = cache_folder()
-    if folder == NOWHERE:
-        return "no cache folder: this user has no home folder"
-    return f"cache folder {folder}: cannot be written: {reason}"
-
-
-@cache
-def _told_of() -> set[Path]:
-    return set()
-
-
-@cache
-def _machine() -> str:
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES")
-    if features is None:
-        # As Numba has it: any other name alone leaves the host's features on.
-        features = "" if name.lower() == "generic" else llvm.get_host_cpu_features().flatten()
-    spec = importlib.util.find_spec("numba")
-    assert spec is not None
-    assert spec.origin is not None
-    # Read, not imported: importlib.metadata takes 10 ms to tell a version, Numba half a second.
-    version = Path(spec.origin).with_name("_version.py").read_text(encoding="utf-8")
-    return f"{llvm.get_default_triple()} {name} {features} llvmlite {llvmlite.__version__} numba {version}"
-
-
-@cache
-def _digest(sources: tuple[Path, ...]) -> str:
-    """A name for the machine code of these sources, the kernels beside this file, and this machine."""
-    digest = hashlib.sha256(_machine().encode())
-    kernels = Path(__file__).parent
-    for path in sorted({*kernels.rglob("*.py"), *sources}):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:24]
+    dispatcher.get_call_template = template
+    return dispatcher
 
 
 @contextmanager
@@ -201,12 +137,12 @@ class Entry:
             if self._native is not None:
                 return
             entries = (*self.pieces, self)
-            kept = [_read_object(entry._path()) for entry in entries]
+            kept = [read_object(entry._path()) for entry in entries]
             if None in kept:
                 label = "compiling kernels for this CPU (once)"
                 if progress is not None:
                     progress(label, 0, 1)
-                with _one_process_at_a_time(self._path().parent):
+                with one_process_at_a_time(self._path().parent):
                     kept = self._complete(entries)
                 if progress is not None:
                     progress(label, 1, 1)
@@ -214,10 +150,10 @@ class Entry:
 
     def _complete(self, entries: "tuple[Entry, ...]") -> list[bytes | None]:
         """The object files of entries; what nobody has kept meanwhile is compiled, and kept."""
-        kept = [_read_object(entry._path()) for entry in entries]
+        kept = [read_object(entry._path()) for entry in entries]
         missing = [entry for entry, code in zip(entries, kept, strict=True) if code is None]
         for entry, code in zip(missing, _compile_side_by_side(missing) if missing else [], strict=True):
-            _write_object(entry._path(), code)
+            write_object(entry._path(), code)
             kept[entries.index(entry)] = code
         return kept
 
@@ -230,7 +166,7 @@ class Entry:
         spec = importlib.util.find_spec(self.module)
         assert spec is not None
         assert spec.origin is not None
-        return _digest((Path(spec.origin), *map(Path, self.sources)))
+        return digest((Path(spec.origin), *map(Path, self.sources)))
 
     @property
     def symbol(self) -> str:
@@ -253,7 +189,7 @@ class Entry:
     def compile_into(self, handle: int) -> None:
         """Compile, and write the object file to an open file with what tells that it is whole."""
         with os.fdopen(handle, "wb") as file:
-            file.write(_sealed(self.symbol, self.compile()))
+            file.write(seal(self.symbol, self.compile()))
 
     def _load(self, objects: list[bytes]) -> None:
         import llvmlite.binding as llvm
@@ -342,7 +278,7 @@ class _Beside:
             return None
         self._process.wait()
         self._file.seek(0)
-        return _opened(self._entry.symbol, self._file.read())
+        return unseal(self._entry.symbol, self._file.read())
 
     def __exit__(self, *error: object) -> None:
         if self._process is not None:
@@ -350,69 +286,3 @@ class _Beside:
             self._process.wait()
         if self._file is not None:
             self._file.close()
-
-
-@contextmanager
-def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Processes that start together on a new machine compile once, and the others wait; but not for ever."""
-    with ExitStack() as stack:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((folder / ".lock").open("w"))
-            end_s = time.monotonic() + LONGEST_WAIT_S
-            while not _is_locked(file) and time.monotonic() < end_s:
-                time.sleep(0.1)
-        yield
-
-
-def _is_locked(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _read_object(path: Path) -> bytes | None:
-    """The object file kept at path; None where there is none, or it is not whole."""
-    try:
-        if not path.is_file():  # a pipe or a device would be read without end
-            return None
-        return _opened(path.stem, path.read_bytes())
-    except OSError:
-        return None
-
-
-def _sealed(symbol: str, code: bytes) -> bytes:
-    """An object file behind a line that has its checksum, and that of the symbol.
-
-    A call of a symbol that the code does not have would end the process.
-    """
-    return hashlib.sha256(f"{symbol}\n".encode() + code).hexdigest().encode() + b"\n" + code
-
-
-def _opened(symbol: str, sealed: bytes) -> bytes | None:
-    """The object file of `_sealed`, None if not every byte is what it was."""
-    code = sealed.partition(b"\n")[2]
-    return code if _sealed(symbol, code) == sealed else None
-
-
-def _write_object(path: Path, code: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path.parent) as file:
-            file.write(_sealed(path.stem, code))
-            file.flush()
-            os.replace(file.name, path)
-        _drop_oldest(path.parent.parent)
-    except OSError as error:
-        warn_not_kept(error.strerror or str(error))
-
-
-def _drop_oldest(folder: Path) -> None:
-    times = []
-    for entry in folder.iterdir():
-        with suppress(OSError):  # another process may have removed it by now
-            times.append((entry.stat().st_mtime, entry))
-    for _, old in sorted(times, reverse=True)[KEPT_FOLDERS:]:
-        shutil.rmtree(old, ignore_errors=True)

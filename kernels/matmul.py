@@ -1,28 +1,33 @@
-"""y = x W^T + bias for weights in panels: the driver that all formats share. M rows, N outputs, K columns.
+"""y = x W^T + bias for weights in panels, in every format. M rows, N outputs, K columns.
 
-A call computes some panels for some rows. Rows are taken in blocks that stay in the L2 cache, a panel is read once for
-a block, and a micro-kernel takes up to TILE rows at once. Which tile a row falls into does not change its sums.
+A call computes some panels for some rows. Rows are taken in blocks that stay in the second cache, and a micro-kernel
+takes several at once (kernels/formats). Which block or tile a row falls into does not change its sums.
 """
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm.kernels.formats import bf16, by_format, dense, f16, f32, q4, q8
-from tfm.kernels.jit import Entry, jit
+from tfm.kernels.jit import Entry, called_as_piece, jit
 from tfm.kernels.ops import FEW_RESULTS, Op
+from tfm.kernels.packing import aligned_empty
 from tfm.kernels.quantize import quantize
-from tfm.kernels.records import ACTIVATIONS, GROUP, LANES, MATRIX, SCALE_TYPES
-from tfm.kernels.simd import PANELS_AT_ONCE, TILE, record_at
+from tfm.kernels.records import (
+    ACTIVATIONS,
+    BLOCK_ROWS,
+    GROUP,
+    LANES,
+    MATRIX,
+    MULTIPLY_SCRATCH_BYTES,
+    SCALE_TYPES,
+)
+from tfm.kernels.simd import TILE, record_at
 from tfm.kernels.weight import Weight, affine_kinds, random_weight
 
 FORMATS = (q4, q8, f32, bf16, f16)
-ROW_BLOCK = 48 // TILE * TILE  # rows; 48 times 1536 columns of int8 it is 144 KB
-BLOCK_BYTES = 192 * 1024  # of float32 rows; with 2048 columns 24 rows made 234 G multiply-adds/s where 48 made 206
-
 matrix_at = record_at(MATRIX)
 activations_at = record_at(ACTIVATIONS)
 
@@ -38,74 +43,17 @@ def reference(x_MK: Any, weight: Weight, add_MN: Any = None) -> Any:
     return y_MN if add_MN is None else add_MN + y_MN
 
 
-def driver(module: ModuleType) -> Any:
-    """The loops over row blocks, panels and tiles for one weight format."""
-    full, four, two, one = (module.tile_kernel(rows) for rows in (TILE, 4, 2, 1))
-    row = module.row_kernel or one
-    panels_at_once = dense.PANELS_AT_ONCE if module.row_kernel else 1
-    has_pair = module.pair_kernel is not None and PANELS_AT_ONCE == 2
-    pair = module.pair_kernel(TILE) if has_pair else full
-    row_bytes = 0 if module.QUANTIZED else 4
-
-    @jit
-    def panel_of_rows(matrix, panel, acts, t, end, bias, out, stride, add):
-        """One panel for rows t .. end - 1."""
-        while t + TILE <= end:
-            full(matrix, panel, acts, t, bias, out + t * stride, stride, add)
-            t += TILE
-        if t + 4 <= end:
-            four(matrix, panel, acts, t, bias, out + t * stride, stride, add)
-            t += 4
-        if t + 2 <= end:
-            two(matrix, panel, acts, t, bias, out + t * stride, stride, add)
-            t += 2
-        if t < end:
-            one(matrix, panel, acts, t, bias, out + t * stride, stride, add)
-
-    @jit
-    def drive(matrix, acts, begin, end, first, last, out, stride, add):
-        p = first
-        if end - begin == 1:
-            while p + panels_at_once <= last:
-                bias = matrix.bias + 64 * p if matrix.bias != 0 else 0
-                panel, target = matrix.data + p * matrix.panel_bytes, out + begin * stride + 64 * p
-                row(matrix, panel, acts, begin, bias, target, stride, add)
-                p += panels_at_once
-        rows = ROW_BLOCK
-        if row_bytes != 0:
-            rows = max(TILE, min(rows, BLOCK_BYTES // (row_bytes * matrix.columns) // TILE * TILE))
-        for block in range(begin, end, rows):
-            stop = min(end, block + rows)
-            q = p
-            while q < last:
-                t, count = block, 1
-                bias = matrix.bias + 64 * q if matrix.bias != 0 else 0
-                panel = matrix.data + q * matrix.panel_bytes
-                if has_pair and q + 2 <= last:
-                    count = 2
-                    while t + TILE <= stop:
-                        pair(matrix, panel, acts, t, bias, out + t * stride + 64 * q, stride, add)
-                        t += TILE
-                for i in range(count):
-                    next_bias = bias + 64 * i if bias != 0 else 0
-                    next_panel = panel + i * matrix.panel_bytes
-                    panel_of_rows(matrix, next_panel, acts, t, stop, next_bias, out + 64 * (q + i), stride, add)
-                q += count
-
-    return drive
-
-
-# multiply(matrix, acts, begin, end, first, last, out, stride, add): rows begin..end-1 and panels first..last-1 of
-# out[t, n] = (out[t, n] if add) + x[t] . w[n] + bias[n]; out is float32, `stride` bytes from row to row, padded to
-# whole panels.
-multiply = by_format({module.CODE: driver(module) for module in FORMATS})
+# multiply(matrix, acts, begin, end, first, last, out, stride, add, scratch): rows begin..end-1 and panels first..last-1
+# of out[t, n] = (out[t, n] if add) + x[t] . w[n] + bias[n]; out is float32, `stride` bytes from row to row, padded to
+# whole panels. scratch is the address of MULTIPLY_SCRATCH_BYTES that this thread alone writes.
+multiply = by_format({module.CODE: module.multiply for module in FORMATS})
 pack_panel = by_format({module.CODE: module.pack for module in FORMATS})
 
 
 @jit
-def multiply_part(matrix, acts, begin, end, first, last, out, stride, add):
+def multiply_part(matrix, acts, begin, end, first, last, out, stride, add, scratch):
     """`multiply` for the addresses of its records."""
-    multiply(matrix_at(matrix), activations_at(acts), begin, end, first, last, out, stride, add != 0)
+    multiply(matrix_at(matrix), activations_at(acts), begin, end, first, last, out, stride, add != 0, scratch)
 
 
 @jit
@@ -115,7 +63,8 @@ def pack_panels(matrix, first, last, rows, source, row_stride, column_stride, sc
         pack_panel(matrix_at(matrix), p, rows, source, row_stride, column_stride, scales, biases)
 
 
-_multiply_part = Entry("tfm.kernels.matmul:multiply_part", "iiiiiiiii")
+_multiply_part = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
+multiply_piece = called_as_piece(_multiply_part)
 
 
 def activations(x_MK: npt.NDArray[np.float32], quantized: bool) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
@@ -143,7 +92,8 @@ def matmul(
     if add_MN is not None:
         out[:, :count] = add_MN
     addresses = matrix.ctypes.data, acts.ctypes.data, 0, rows, 0, panels, out.ctypes.data, out.strides[0]
-    _multiply_part(*addresses, int(add_MN is not None))
+    scratch = aligned_empty(MULTIPLY_SCRATCH_BYTES)
+    _multiply_part(*addresses, int(add_MN is not None), scratch.ctypes.data)
     del kept  # until here the kernel read it
     return out[:, :count]
 
@@ -174,7 +124,7 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
                     add(f"{format} groups of {group}, {scale}", rows, weight, columns > group)
     # More rows than a block, more panels than are taken at once; sizes of real models.
     for format in (*SCALE_TYPES, "q4", "q8"):
-        add(format, ROW_BLOCK + TILE + 1, random_weight(rng, format, 97, 64))
+        add(format, BLOCK_ROWS + TILE + 1, random_weight(rng, format, 97, 64))
         for rows in (1, 64):
             add(format, rows, random_weight(rng, format, 576, 1536))
     return cases

@@ -83,6 +83,12 @@ def state_bytes(head_size: int) -> int:
     return STATE_HEAD + 4 * head_size
 
 
+# A matmul in floating point takes so many rows, panels and columns at a time; see kernels/formats/dense.py. Its scratch
+# space holds, in float32, the columns of at most two panels, those of the rows, and the sums.
+BLOCK_ROWS, BLOCK_PANELS, BLOCK_COLUMNS = 192, 16, 192
+MULTIPLY_SCRATCH_BYTES = 4 * (LANES * 2 * BLOCK_COLUMNS + BLOCK_ROWS * (BLOCK_COLUMNS + LANES * (BLOCK_PANELS + 1)))
+
+
 def attention_scratch_bytes(head_size: int) -> int:
     """Bytes that a thread needs for attention: a tile's queries, scores, factors, positions, and two states a row."""
     return MOST_TILE * (4 * (head_size + KV_BLOCK + LANES) + 16 + 2 * state_bytes(head_size))

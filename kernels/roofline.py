@@ -22,7 +22,7 @@ from tfm.kernels.simd import (
     dot_bytes,
     dot_nibbles,
     f32x16,
-    fma_rows,
+    fma_tile,
     load_bytes,
     load_f32,
     load_rows,
@@ -35,7 +35,7 @@ ROWS = 12 if TARGET.has_avx512 else TILE
 FLOAT_MACS, INTEGER_MACS = 16 * ROWS, 64 * ROWS  # of a round
 WEIGHTS = 63 * 64  # the places of 64 vectors of weights, as a mask
 
-read_sums, float_sums = tile_of(f32x16, 8), tile_of(f32x16, ROWS)
+read_sums, float_sums, fma = tile_of(f32x16, 8), tile_of(f32x16, ROWS), fma_tile(load_f32)
 nibbles_start, octets_start = nibble_sums(ROWS), byte_sums(ROWS)
 
 
@@ -53,7 +53,7 @@ def floats(memory, count, out):
     """The multiply-adds that were done."""
     acc = load_rows(float_sums(), out, 64)
     for i in range(count):
-        acc = fma_rows(acc, load_f32(memory + (64 * i & WEIGHTS)), out, 0)
+        acc = fma(acc, memory + (64 * i & WEIGHTS), 0, out, 0)
     store_rows(acc, out, 64)
     return count * FLOAT_MACS
 

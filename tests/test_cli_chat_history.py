@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from chat_terminal import ANSWER, CTRL_C, ENTER, NEW_LINE, UP, chat, history_of
 
-from tfm.kernels.jit import cache_folder
+from tfm.kernels.cache_folder import cache_folder
 
 
 def test_history_across_runs(chatty_parrot: Path, home: Path) -> None:

@@ -16,9 +16,10 @@ from checkpoints import LLAMA, write_checkpoint
 from cli_process import TFM, TIMEOUT_S, environment, run
 from gguf_files import write_gguf
 
-import tfm.kernels.jit as jit
 from tfm.engine.packed import YOUNG_NS
 from tfm.engine.team import RUN
+from tfm.kernels import jit, object_files
+from tfm.kernels.cache_folder import cache_folder
 
 ANSWER = "Hi é🙂!".encode()
 WIDE = {**LLAMA, "hidden_size": 256, "vocab_size": 2048, "intermediate_size": 512, "eos_token_id": None}
@@ -29,7 +30,7 @@ def warm(parrot: Path, tmp_path: Path) -> Path:
     """A cache that holds the compiled kernels and nothing else."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    shutil.copytree(jit.cache_folder() / "kernels", cache / "kernels", ignore=shutil.ignore_patterns(".new-*"))
+    shutil.copytree(cache_folder() / "kernels", cache / "kernels", ignore=shutil.ignore_patterns(".new-*"))
     return cache
 
 
@@ -99,7 +100,7 @@ def test_eight_processes_from_nothing(parrot: Path, tmp_path: Path) -> None:
     kept = files_in(tmp_path)
     assert {path.suffix for path in kept} <= {".o", ""}
     assert all(path.suffix == ".o" or path.name == ".lock" for path in kept)
-    assert all(jit._read_object(path) is not None for path in kept if path.suffix == ".o")
+    assert all(object_files.read_object(path) is not None for path in kept if path.suffix == ".o")
 
 
 # ------------------------------------------------------------------------------------------------ damaged
@@ -139,9 +140,9 @@ def test_damaged_machine_code_is_not_loaded(warm: Path, damage: Callable[[Path],
     objects = [path for path in files_in(warm) if path.suffix == ".o"]
     assert len(objects) >= 3
     for path in objects:
-        assert jit._read_object(path) is not None
+        assert object_files.read_object(path) is not None
         damage(path)
-        assert jit._read_object(path) is None
+        assert object_files.read_object(path) is None
 
 
 # ------------------------------------------------------------------------------------------------ not writable

@@ -14,8 +14,6 @@ import pytest
 from cli_process import TFM, TIMEOUT_S, environment, run
 from parrot import ids_of
 
-import tfm.kernels.jit as jit
-
 WORDS = {"batch": ("batch", "--raw"), "score": ("score", "--jsonl")}
 COMMANDS = [*WORDS]
 LONG = 150_000  # tokens of a prompt that is read for a minute
@@ -81,7 +79,7 @@ def test_stopped_while_compiling(parrot: Path, tmp_path: Path, command: str, tfm
     assert stopped(process, signal.SIGINT) == (130, b"", b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "rows.jsonl"]
     kept = [path for path in cache.rglob("*") if path.is_file() and path.name != ".lock"]
-    assert all(jit._read_object(path) is not None for path in kept), "whole ones only"
+    assert all(object_files.read_object(path) is not None for path in kept), "whole ones only"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

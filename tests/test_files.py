@@ -12,7 +12,7 @@ from gguf_files import write_gguf
 from tfm.engine.errors import TfmError
 from tfm.engine.files import open_file, read_text_bytes
 from tfm.engine.hub import resolve
-from tfm.kernels import jit
+from tfm.kernels import object_files
 
 SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "a named pipe"),
@@ -67,7 +67,7 @@ def test_special_shard(tmp_path: Path, parrot: Path) -> None:
 def test_kept_kernel_that_is_no_file(tmp_path: Path) -> None:
     """A pipe where a compiled kernel was kept: it is compiled again."""
     os.mkfifo(tmp_path / "kernel.o")
-    assert jit._read_object(tmp_path / "kernel.o") is None
+    assert object_files.read_object(tmp_path / "kernel.o") is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")

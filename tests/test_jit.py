@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfm.kernels import jit
+from tfm.kernels import jit, object_files
+from tfm.kernels.cache_folder import cache_folder
 
 SOURCE = """
 from tfm.kernels.jit import jit
@@ -34,7 +35,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    jit._digest.cache_clear()
+    object_files.digest.cache_clear()
     return name
 
 
@@ -131,7 +132,7 @@ def test_a_piece_is_compiled_beside_and_called(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    jit._digest.cache_clear()
+    object_files.digest.cache_clear()
     (tmp_path / "sitecustomize.py").write_text("print('a word from the site')")
     program = PROCESSES[processes]
     if program is not None:
@@ -156,10 +157,10 @@ def test_a_piece_is_compiled_beside_and_called(
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:
     """Guards code from the process beside that is kept though its end is missing: every later start would crash."""
-    sealed = jit._sealed("symbol", bytes(range(256)) * 300)
-    assert jit._opened("symbol", sealed) == bytes(range(256)) * 300
-    assert [jit._opened("symbol", sealed[:size]) for size in (0, 10, 65, 65536, len(sealed) - 1)] == [None] * 5
-    assert jit._opened("symbol", b"a word from the site\n" + sealed) is None
+    sealed = object_files.seal("symbol", bytes(range(256)) * 300)
+    assert object_files.unseal("symbol", sealed) == bytes(range(256)) * 300
+    assert [object_files.unseal("symbol", sealed[:size]) for size in (0, 10, 65, 65536, len(sealed) - 1)] == [None] * 5
+    assert object_files.unseal("symbol", b"a word from the site\n" + sealed) is None
 
 
 def test_a_folder_that_cannot_be_written(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +188,11 @@ def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.
     """Guards stale code after an edit of the entry's module, of a kernel or of a format, and on another CPU."""
     kernels = tmp_path / "kernels"
     (kernels / "formats").mkdir(parents=True)
-    files = [tmp_path / "forward.py", kernels / "jit.py", kernels / "simd.py", kernels / "formats" / "q4.py"]
+    files = [tmp_path / "forward.py", kernels / "object_files.py", kernels / "simd.py", kernels / "formats" / "q4.py"]
     for file in files:
         file.write_text("one")
-    monkeypatch.setattr(jit, "__file__", str(kernels / "jit.py"))
-    digest = jit._digest.__wrapped__
+    monkeypatch.setattr(object_files, "__file__", str(kernels / "object_files.py"))
+    digest = object_files.digest.__wrapped__
     seen = {digest((files[0],))}
     assert digest((files[0],)) in seen
     for file in files:
@@ -199,7 +200,7 @@ def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.
         seen.add(digest((files[0],)))
     (kernels / "new.py").write_text("")
     seen.add(digest((files[0],)))
-    monkeypatch.setattr(jit, "_machine", lambda: "another CPU")
+    monkeypatch.setattr(object_files, "machine", lambda: "another CPU")
     seen.add(digest((files[0],)))
     assert len(seen) == len(files) + 3
 
@@ -213,19 +214,19 @@ def test_the_machine_is_what_numba_compiles_for(monkeypatch: pytest.MonkeyPatch)
                 monkeypatch.delenv(variable, raising=False)
             else:
                 monkeypatch.setenv(variable, value)
-        names[name, features] = jit._machine.__wrapped__()
+        names[name, features] = object_files.machine.__wrapped__()
     assert len(set(names.values())) == 5
 
 
 def test_only_so_many_folders_are_kept(module: str) -> None:
     """Guards a cache that grows with every edit, and the newest from being dropped."""
-    folder = jit.cache_folder() / "kernels"
-    for i in range(jit.KEPT_FOLDERS + 3):
+    folder = cache_folder() / "kernels"
+    for i in range(object_files.KEPT_FOLDERS + 3):
         (folder / f"old{i}").mkdir(parents=True)
         os.utime(folder / f"old{i}", (i, i))
     path = prepared(module)[0]._path()
     left = sorted(os.listdir(folder))
-    assert len(left) == jit.KEPT_FOLDERS
+    assert len(left) == object_files.KEPT_FOLDERS
     assert path.exists()
     assert "old0" not in left
 

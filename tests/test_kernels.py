@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from tfm.kernels import activation, jit, ops, rope, softmax
+from tfm.kernels import activation, jit, object_files, ops, rope, softmax
 
 OPS = ops.find_ops()
 HASWELL = "avx avx2 bmi bmi2 cmov cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sse sse2 sse3 sse4.1 sse4.2 ssse3 xsave"
@@ -167,7 +167,7 @@ def test_machine_code_calls_no_library() -> None:
     routines += " __extendhfsf2 __truncsfhf2 __gnu_h2f_ieee __gnu_f2h_ieee"
     for entry in entries():
         entry.prepare()
-        kept = jit._read_object(entry._path())
+        kept = object_files.read_object(entry._path())
         assert kept is not None
         names = set(kept.split(b"\0"))
         assert not names & {name.encode() for name in routines.split()}, entry.function

@@ -8,16 +8,17 @@ import numpy.typing as npt
 import pytest
 
 from tfm.kernels import embedding, matmul
-from tfm.kernels.records import LANES
+from tfm.kernels.packing import aligned_empty
+from tfm.kernels.records import BLOCK_COLUMNS, BLOCK_PANELS, BLOCK_ROWS, LANES, MULTIPLY_SCRATCH_BYTES
 from tfm.kernels.simd import TILE
 from tfm.kernels.weight import Weight, random_weight
 
 KINDS = {
-    "f32": ("f32", 129), "bf16": ("bf16", 129), "f16": ("f16", 129),
+    "f32": ("f32", BLOCK_COLUMNS + 65), "bf16": ("bf16", BLOCK_COLUMNS + 1), "f16": ("f16", 129),
     "q4-32": ("q4", 96, 32, "f16"), "q4-128": ("q4", 256, 128, "bf16"),
     "q8-32": ("q8", 96, 32, "f16"), "q8-64": ("q8", 192, 64, "f32"),
 }  # fmt: skip
-OUTPUTS = 6 * LANES - 5  # more panels than a single row takes at once, and some that are left; the last is not full
+OUTPUTS = (BLOCK_PANELS + 3) * LANES - 5  # more than a block has, an odd number; the last is not full
 
 
 def weight_of(kind: str, rng: np.random.Generator, bias: bool = True) -> Weight:
@@ -34,8 +35,10 @@ def multiply(
 ) -> npt.NDArray[np.float32]:
     """Write the pieces (rows begin .. end - 1, panels first .. last - 1) of the product to out."""
     acts, kept = matmul.activations(x_MK, weight.is_quantized)
+    scratch = aligned_empty(MULTIPLY_SCRATCH_BYTES)
     for piece in pieces:
-        matmul._multiply_part(weight.record.ctypes.data, acts.ctypes.data, *piece, out.ctypes.data, out.strides[0], 0)
+        target = out.ctypes.data, out.strides[0]
+        matmul._multiply_part(weight.record.ctypes.data, acts.ctypes.data, *piece, *target, 0, scratch.ctypes.data)
     del kept
     return out
 
@@ -49,7 +52,7 @@ def test_row_has_one_value_among_any_number_of_rows(kind: str) -> None:
     """Guards one order of summation: logits would depend on the batch if a tile or a single row summed otherwise."""
     rng = np.random.default_rng(0)
     weight = weight_of(kind, rng)
-    for count in (*range(1, 2 * TILE + 2), matmul.ROW_BLOCK - 1, matmul.ROW_BLOCK + 1, 2 * matmul.ROW_BLOCK + 3):
+    for count in (*range(1, 2 * TILE + 2), BLOCK_ROWS - 1, BLOCK_ROWS + 1, 2 * BLOCK_ROWS + 3):
         x_MK = rows_of(rng, count, weight)
         together = matmul.matmul(x_MK, weight)
         alone = np.concatenate([matmul.matmul(x_MK[t : t + 1], weight) for t in range(count)])
@@ -62,7 +65,7 @@ def test_panels_and_rows_may_be_cut_anywhere(kind: str) -> None:
     rng = np.random.default_rng(1)
     weight = weight_of(kind, rng)
     panels = int(weight.record["panels"][0])
-    for count in (1, TILE + 3, matmul.ROW_BLOCK + 2):
+    for count in (1, TILE + 3, BLOCK_ROWS + 2):
         x_MK = rows_of(rng, count, weight)
         whole = multiply(x_MK, weight, [(0, count, 0, panels)], nan(count, panels * LANES))
         for cut in range(panels + 1):

@@ -234,37 +234,26 @@ def test_tanh() -> None:
 
 
 def test_tiles() -> None:
-    """Guards that row t of a tile reads and writes at t strides, for a stride that is not a vector."""
-    rows, stride = 3, 20
+    """Guards that row t of a tile reads and writes at t strides, for a stride that is not a vector; and its vectors, 64
+    bytes apart in rows and a stride of their own apart in weights, read in the format of the given load."""
+    rows, width, stride = 3, 2, 37
     a, b = RNG.standard_normal((2, rows, stride)).astype(np.float32)
-    w, v = RNG.standard_normal((2, LANES)).astype(np.float32)
+    w = RNG.standard_normal((width, 24)).astype(np.float16)
     out = np.full((rows, stride), 7, np.float32)
-    zeros = simd.tile_of(simd.f32x16, 3)
+    zeros, fma = simd.tile_of(simd.f32x16, rows, width), simd.fma_tile(simd.load_f16)
 
-    def body(a, b, w, v, out):
-        acc = simd.load_rows(zeros(), a, 80)
-        acc = simd.add_vector(simd.add_rows(acc, b, 80), simd.load_f32(v))
-        acc = simd.fma_rows(acc, simd.load_f32(w), a + 4, 80)
-        simd.store_rows(acc, out, 80)
+    def body(a, b, w, out):
+        acc = simd.load_rows(zeros(), a, 4 * 37)
+        acc = simd.add_rows(acc, b, 4 * 37)
+        acc = fma(acc, w, 48, a + 4, 4 * 37)
+        simd.store_rows(simd.add_tile(acc, acc), out, 4 * 37)
 
-    run(body, a, b, w, v, out)
-    before = (b[:, :16] + a[:, :16]) + v
-    fused = (w.astype(np.float64) * a[:, 1:2] + before).astype(np.float32)
-    assert same_bits(out[:, :16], fused if simd.TARGET.has_fma else w * a[:, 1:2] + before)
-    assert np.all(out[:, 16:] == 7)
-
-
-def test_panels() -> None:
-    """Guards one row against several panels: panel p lies p strides on, in the format of the given load."""
-    w, x = RNG.standard_normal((4, 32)).astype(np.float16), RNG.standard_normal(2).astype(np.float32)
-    out = np.full((4, LANES), np.nan, np.float32)
-    zeros, fma_four = simd.tile_of(simd.f32x16, 4), simd.fma_panels(simd.load_f16)
-
-    def body(w, x, out):
-        simd.store_rows(fma_four(zeros(), w, 64, x + 4), out, 64)
-
-    run(body, w, x, out)
-    assert same_bits(out, w[:, :16].astype(np.float32) * x[1])
+    run(body, a, b, w, out)
+    before, weights = b[:, :32] + a[:, :32], w[:, :16].reshape(32)
+    fused = (weights.astype(np.float64) * a[:, 1:2] + before).astype(np.float32)
+    expected = fused if simd.TARGET.has_fma else weights.astype(np.float32) * a[:, 1:2] + before
+    assert same_bits(out[:, :32], 2 * expected)
+    assert np.all(out[:, 32:] == 7)
 
 
 # ---------------------------------------------------------------------------------------------- integer dots

@@ -16,7 +16,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.gguf_import import import_gguf
 from tfm.engine.hub import resolve
 from tfm.engine.store import StoredModel, building, list_models, remove_model
-from tfm.kernels.jit import cache_folder
+from tfm.kernels.cache_folder import cache_folder
 
 COMMITS = {"main": "1" * 40, "v2": "2" * 40, "": "3" * 40}
 

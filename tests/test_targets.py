@@ -31,7 +31,8 @@ class Cpu:
     """What is to be found for a CPU with these features.
 
     rows: of a tile. nibbles and bytes: the instruction of q4 and q8; `dots` of them are 4 columns of a row. fma: that
-    of the formats in floating point; `fmas` of them are one column. register: how the widest are called.
+    of the formats in floating point; `fmas` of them are one column of a panel, `floats` one of a tile. register: how
+    the widest are called.
     """
 
     triple: str
@@ -42,15 +43,16 @@ class Cpu:
     dots: int
     fma: str
     fmas: int
+    floats: int
     register: str
 
 
 def x86(features: str, rows: int, dot: str, parts: int, register: str) -> Cpu:
-    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, register)
+    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, 24 if register == "zmm" else 12, register)
 
 
 def arm(nibbles: str, bytes_: str, dots: int = 4, triple: str = LINUX_ARM) -> Cpu:
-    return Cpu(triple, "", 5, nibbles, bytes_, dots, "fmla", 4, "v")
+    return Cpu(triple, "", 5, nibbles, bytes_, dots, "fmla", 4, 20, "v")
 
 
 CPUS = {
@@ -130,7 +132,8 @@ def test_inner_loops(name: str) -> None:
     tile that no longer shares the weights' load; registers of half the width."""
     cpu = CPUS[name]
     kernels = machine_code(name, cpu)
-    assert set(kernels) == {f"{format}{end}" for format in ("q4", "q8", "f32", "bf16", "f16") for end in ("", "_row")}
+    rows = {f"{format}_row" for format in ("q4", "q8", "f32", "bf16", "f16")}
+    assert set(kernels) == {"q4", "q8", "float", *rows}
     for title, code in kernels.items():
         format, _, row = title.partition("_")
         check_no_calls(code)
@@ -145,7 +148,7 @@ def test_inner_loops(name: str) -> None:
             assert not names.keys() & (DOTS - {wanted} - too), title
             step = cpu.dots * (1 if row else cpu.rows)
         else:
-            step = cpu.fmas * (4 if row else cpu.rows)
+            step = 4 * cpu.fmas if row else cpu.floats
         assert len(found) % step == 0, f"{title}: {len(found)} in the loop, {step} for all rows or panels"
         assert not names.keys() & (CALLS | SCALAR), title
         stack = sum(bool(re.search(r"%rsp|\bsp\b", line.operands)) for line in loop)

@@ -3,8 +3,8 @@
     python tools/assembly.py aarch64-unknown-linux-gnu neoverse-n1 "" q4
 
 prints it, each kernel after a line `# kernel NAME`. A kernel is a weight format, for a whole tile of rows, or with
-`_row` for one row. The kernels are typed and linked as ever, with the paths of that CPU; LLVM's passes and back end
-then run for it in the place of the CPU at hand.
+`_row` for one row; the formats in floating point share the kernel `float` for many rows. The kernels are typed and
+linked as ever, with the paths of that CPU; LLVM's passes and back end then run for it in the place of the CPU at hand.
 """
 
 import re
@@ -14,23 +14,29 @@ from typing import Any
 from tfm.kernels import targets
 from tfm.kernels.jit import jit, linked
 
-FORMATS = ("q4", "q8", "f32", "bf16", "f16")
-KERNELS = tuple(name + end for name in FORMATS for end in ("", "_row"))
+KERNELS = ("q4", "q4_row", "q8", "q8_row", "float", "f32_row", "bf16_row", "f16_row")
 
 
 def entry(kernel: str) -> Any:
     """A compiled function of addresses around a micro-kernel."""
     from tfm.kernels import matmul
+    from tfm.kernels.formats import affine, dense
     from tfm.kernels.simd import TILE
 
+    matrix_at, activations_at = matmul.matrix_at, matmul.activations_at
+    if kernel == "float":
+        return dense.many
     name, _, row = kernel.partition("_")
     (module,) = (module for module in matmul.FORMATS if module.__name__.endswith(f".{name}"))
-    matrix_at, activations_at = matmul.matrix_at, matmul.activations_at
-    tile = (module.row_kernel or module.tile_kernel(1)) if row else module.tile_kernel(TILE)
+    if module.QUANTIZED:
+        rows = 1 if row else TILE
+        tile = affine.tile_kernel(module.dots_of_group(rows), module.GROUP_BYTES, rows)
+    else:
+        tile = dense.row_kernel(module.load, module.ELEMENT_BYTES)
 
     @jit
-    def run(matrix, panel, acts, out, stride):
-        tile(matrix_at(matrix), panel, activations_at(acts), 0, 0, out, stride, False)
+    def run(matrix, panel, acts, out, stride, t, bias, add):
+        tile(matrix_at(matrix), panel, activations_at(acts), t, bias, out, stride, add != 0)
 
     return run
 
@@ -42,7 +48,7 @@ def assembly(kernel: str) -> str:
 
     target = targets.current_target()
     machine = target.machine()
-    _, library = linked(entry(kernel), "iiiii")
+    _, library = linked(entry(kernel), "i" * 7 if kernel == "float" else "i" * 8)
     code = re.sub(
         r'^target triple = ".*"$', f'target triple = "{target.triple}"', str(library._final_module), flags=re.M
     )

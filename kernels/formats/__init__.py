@@ -2,10 +2,7 @@
 
 A format module has
     CODE                              its number in kernels/records.py
-    QUANTIZED                         whether it reads int8 activations (else float32)
-    tile_kernel(rows)                 the micro-kernel for so many rows of activations and one panel of 16 outputs
-    pair_kernel(rows)                 one for two panels, or None
-    row_kernel                        one for a single row and several panels, or None
+    multiply(matrix, acts, ...)       y = x W^T for some rows of activations and some panels of 16 outputs
     pack(matrix, panel, rows, ...)    writes one panel from the arrays of a checkpoint
     embed(matrix, row, out)           one row, as float32
 """
@@ -14,14 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.simd import add_rows, add_vector, load_f32, store_rows
+from tfm.kernels.records import BF16, F16, F32, Q4, Q8
+from tfm.kernels.simd import add_rows, store_rows
 
 
 @inline
 def finish(acc, bias, out, out_stride, add):
     """The end of a micro-kernel: bias (0: none) to every row of the tile, what stands in out where `add`; store."""
     if bias != 0:
-        acc = add_vector(acc, load_f32(bias))
+        acc = add_rows(acc, bias, 0)
     if add:
         acc = add_rows(acc, out, out_stride)
     store_rows(acc, out, out_stride)
@@ -29,16 +27,19 @@ def finish(acc, bias, out, out_stride, add):
 
 def by_format(functions: Mapping[int, Any]) -> Any:
     """A compiled function: calls that of `functions` whose key is the format of its first argument, a matrix record."""
-    (code, function), *others = functions.items()
-    if not others:
-        return function
-    otherwise = by_format(dict(others))
+    f32, bf16, f16, q8, q4 = (functions[code] for code in (F32, BF16, F16, Q8, Q4))
 
     @jit
-    def pick(matrix, *arguments):
-        if matrix.format == code:
-            function(matrix, *arguments)
+    def call(matrix, *arguments):
+        if matrix.format == Q4:
+            q4(matrix, *arguments)
+        elif matrix.format == Q8:
+            q8(matrix, *arguments)
+        elif matrix.format == BF16:
+            bf16(matrix, *arguments)
+        elif matrix.format == F16:
+            f16(matrix, *arguments)
         else:
-            otherwise(matrix, *arguments)
+            f32(matrix, *arguments)
 
-    return pick
+    return call

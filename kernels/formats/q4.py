@@ -20,7 +20,7 @@ QUANTIZED = True
 GROUP_BYTES = 256
 
 
-def tile_kernel(rows: int) -> Any:
+def dots_of_group(rows: int) -> Any:
     start = nibble_sums(rows)
 
     @inline
@@ -32,11 +32,10 @@ def tile_kernel(rows: int) -> Any:
             acc = dot_nibbles(acc, high_nibbles(w), x8 + 8 * v + 4, stride)
         return acc
 
-    return affine.tile_kernel(dots, GROUP_BYTES, rows)
+    return dots
 
 
-pair_kernel = None
-row_kernel = None
+multiply = affine.driver(dots_of_group, GROUP_BYTES)
 
 
 @jit

@@ -17,7 +17,7 @@ QUANTIZED = True
 GROUP_BYTES = 512
 
 
-def tile_kernel(rows: int) -> Any:
+def dots_of_group(rows: int) -> Any:
     start = byte_sums(rows)
 
     @inline
@@ -27,11 +27,10 @@ def tile_kernel(rows: int) -> Any:
             acc = dot_bytes(acc, load_bytes(q + 64 * v), x8 + 4 * v, stride)
         return acc
 
-    return affine.tile_kernel(dots, GROUP_BYTES, rows)
+    return dots
 
 
-pair_kernel = None
-row_kernel = None
+multiply = affine.driver(dots_of_group, GROUP_BYTES)
 
 
 @jit

@@ -8,12 +8,12 @@ from numba.core import types
 from numba.core.extending import intrinsic
 
 from tfm.kernels.simd.arithmetic import multiply_add
-from tfm.kernels.simd.vectors import F32, I64, LANES, V_F32, Tile, Vector, broadcast, f32x16, load_at, store_at
+from tfm.kernels.simd.vectors import F32, I64, LANES, V_F32, Tile, Vector, broadcast, load_at, store_at
 
 
-def tile_of(vector: Vector, rows: int) -> Any:
-    """An intrinsic that gives a tile of `rows` zero vectors."""
-    tile = Tile(vector, rows)
+def tile_of(vector: Vector, rows: int, width: int = 1) -> Any:
+    """An intrinsic that gives a tile of `rows` times `width` zero vectors."""
+    tile = Tile(vector, rows, width)
 
     @intrinsic
     def zeros(typingctx: Any) -> Any:
@@ -23,10 +23,10 @@ def tile_of(vector: Vector, rows: int) -> Any:
 
 
 def each_row(builder: ir.IRBuilder, tile: ir.Value, change: Callable[[int, ir.Value], ir.Value]) -> ir.Value:
-    """The tile whose row t is change(t, row t)."""
+    """The tile whose vector i is change(i, vector i); row after row."""
     result = ir.Constant(tile.type, ir.Undefined)
-    for t in range(tile.type.count):
-        result = builder.insert_value(result, change(t, builder.extract_value(tile, t)), t)
+    for i in range(tile.type.count):
+        result = builder.insert_value(result, change(i, builder.extract_value(tile, i)), i)
     return result
 
 
@@ -34,50 +34,35 @@ def row_address(builder: ir.IRBuilder, base: ir.Value, stride: ir.Value, t: int)
     return builder.add(base, builder.mul(stride, ir.Constant(I64, t))) if t else base
 
 
-@intrinsic
-def fma_rows(typingctx: Any, acc: Any, w: Any, x: Any, stride: Any) -> Any:
-    """acc[t] += w * (the float32 at x + t * stride): one vector of weights against a tile of activation rows."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        acc, w, x, stride = args
-
-        def change(t: int, row: ir.Value) -> ir.Value:
-            scalar = load_at(builder, row_address(builder, x, stride, t), F32)
-            return multiply_add(builder, w, broadcast(builder, scalar, LANES), row)
-
-        return each_row(builder, acc, change)
-
-    return acc(acc, f32x16, types.int64, types.int64), build
+def vector_address(builder: ir.IRBuilder, tile: Tile, base: ir.Value, stride: ir.Value, i: int) -> ir.Value:
+    """Of a tile's vector i in memory: rows are `stride` bytes apart, the vectors of a row side by side."""
+    row, place = divmod(i, tile.width)
+    address = row_address(builder, base, stride, row)
+    return builder.add(address, ir.Constant(I64, 4 * LANES * place)) if place else address
 
 
-def fma_panels(load: Any) -> Any:
-    """An intrinsic: acc[p] += (the panel's vector, `load` at w + p * stride) * (the row's float32 at x)."""
+def fma_tile(load: Any) -> Any:
+    """An intrinsic: acc[t, i] += (the vector, `load` at w + i * w_stride) * (the float32 at x + t * x_stride)."""
     build_load = load.vector_load
 
     @intrinsic
-    def fma(typingctx: Any, acc: Any, w: Any, stride: Any, x: Any) -> Any:
+    def fma(typingctx: Any, acc: Any, w: Any, w_stride: Any, x: Any, x_stride: Any) -> Any:
         def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            acc, w, stride, x = args
-            value = broadcast(builder, load_at(builder, x, F32), LANES)
+            acc, w, w_stride, x, x_stride = args
+            width = sig.return_type.width
+            weights = [build_load(builder, row_address(builder, w, w_stride, i)) for i in range(width)]
+            result = acc
+            # Row after row: with all broadcasts first, 12 rows of two vectors do not fit into 32 registers.
+            for t in range(sig.return_type.rows):
+                value = broadcast(builder, load_at(builder, row_address(builder, x, x_stride, t), F32), LANES)
+                for i in range(width * t, width * (t + 1)):
+                    added = multiply_add(builder, weights[i % width], value, builder.extract_value(acc, i))
+                    result = builder.insert_value(result, added, i)
+            return result
 
-            def change(p: int, row: ir.Value) -> ir.Value:
-                return multiply_add(builder, build_load(builder, row_address(builder, w, stride, p)), value, row)
-
-            return each_row(builder, acc, change)
-
-        return acc(acc, types.int64, types.int64, types.int64), build
+        return acc(acc, types.int64, types.int64, types.int64, types.int64), build
 
     return fma
-
-
-@intrinsic
-def add_vector(typingctx: Any, acc: Any, vector: Any) -> Any:
-    """acc[t] += vector, the same for every row."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return each_row(builder, args[0], lambda t, row: builder.fadd(row, args[1]))
-
-    return acc(acc, f32x16), build
 
 
 @intrinsic
@@ -93,24 +78,29 @@ def add_tile(typingctx: Any, acc: Any, other: Any) -> Any:
 
 @intrinsic
 def load_rows(typingctx: Any, like: Any, source: Any, stride: Any) -> Any:
-    """A tile of float32 vectors, row t from source + t * stride; as many as the tile `like` has."""
+    """A tile of float32 vectors in the shape of `like`, row t from source + t * stride."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         like, source, stride = args
-        return each_row(builder, like, lambda t, row: load_at(builder, row_address(builder, source, stride, t), V_F32))
+
+        def change(i: int, vector: ir.Value) -> ir.Value:
+            return load_at(builder, vector_address(builder, sig.return_type, source, stride, i), V_F32)
+
+        return each_row(builder, like, change)
 
     return like(like, types.int64, types.int64), build
 
 
 @intrinsic
 def add_rows(typingctx: Any, acc: Any, source: Any, stride: Any) -> Any:
-    """acc[t] = (the vector at source + t * stride) + acc[t]."""
+    """acc[t] = (the vectors at source + t * stride) + acc[t]."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         acc, source, stride = args
 
-        def change(t: int, row: ir.Value) -> ir.Value:
-            return builder.fadd(load_at(builder, row_address(builder, source, stride, t), V_F32), row)
+        def change(i: int, vector: ir.Value) -> ir.Value:
+            address = vector_address(builder, sig.return_type, source, stride, i)
+            return builder.fadd(load_at(builder, address, V_F32), vector)
 
         return each_row(builder, acc, change)
 
@@ -122,9 +112,10 @@ def store_rows(typingctx: Any, tile: Any, target: Any, stride: Any) -> Any:
     """Store row t of a tile of float32 vectors at target + t * stride."""
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        tile, target, stride = args
-        for t in range(tile.type.count):
-            store_at(builder, row_address(builder, target, stride, t), builder.extract_value(tile, t))
+        values, target, stride = args
+        for i in range(values.type.count):
+            address = vector_address(builder, sig.args[0], target, stride, i)
+            store_at(builder, address, builder.extract_value(values, i))
         return context.get_dummy_value()
 
     return types.void(tile, types.int64, types.int64), build

@@ -30,11 +30,11 @@ class Vector(types.Type):
 
 
 class Tile(types.Type):
-    """`rows` vectors of one type in registers."""
+    """`rows` rows of `width` vectors of one type in registers."""
 
-    def __init__(self, vector: Vector, rows: int) -> None:
-        self.vector, self.rows = vector, rows
-        super().__init__(name=f"Tile({vector.name}, {rows})")
+    def __init__(self, vector: Vector, rows: int, width: int = 1) -> None:
+        self.vector, self.rows, self.width = vector, rows, width
+        super().__init__(name=f"Tile({vector.name}, {rows}, {width})")
 
 
 @register_model(Vector)
@@ -47,7 +47,7 @@ class VectorModel(models.PrimitiveModel):
 class TileModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Tile) -> None:
         vector = ir.VectorType(ELEMENTS[fe_type.vector.element], fe_type.vector.lanes)
-        super().__init__(dmm, fe_type, ir.ArrayType(vector, fe_type.rows))
+        super().__init__(dmm, fe_type, ir.ArrayType(vector, fe_type.rows * fe_type.width))
 
 
 f32x16, i32x16, i8x64, i16x32 = Vector("f32", 16), Vector("i32", 16), Vector("i8", 64), Vector("i16", 32)
