@@ -14,6 +14,8 @@ import pytest
 from cli_process import TFM, TIMEOUT_S, environment, run
 from parrot import ids_of
 
+from tfm.kernels import object_files
+
 WORDS = {"batch": ("batch", "--raw"), "score": ("score", "--jsonl")}
 COMMANDS = [*WORDS]
 LONG = 150_000  # tokens of a prompt that is read for a minute
