@@ -256,6 +256,22 @@ def test_tiles() -> None:
     assert np.all(out[:, 32:] == 7)
 
 
+def test_tile_that_unpacks() -> None:
+    """Guards the weights that a block's first tile leaves for the others: in order, as float32, and the same sums."""
+    w, x = RNG.standard_normal((2, 24)).astype(np.float16), RNG.standard_normal((3, 5)).astype(np.float32)
+    out, unpacked = np.full((3, 32), np.nan, np.float32), np.full(40, 7, np.float32)
+    zeros, fma = simd.tile_of(simd.f32x16, 3, 2), simd.fma_unpack_tile(simd.load_f16)
+
+    def body(w, x, out, unpacked):
+        simd.store_rows(fma(zeros(), w, 48, x + 4, 20, unpacked), out, 128)
+
+    run(body, w, x, out, unpacked)
+    weights = w[:, :16].reshape(32).astype(np.float32)
+    assert same_bits(unpacked[:32], weights)
+    assert np.all(unpacked[32:] == 7)
+    assert same_bits(out, weights * x[:, 1:2])
+
+
 # ---------------------------------------------------------------------------------------------- integer dots
 
 

@@ -10,9 +10,9 @@ order, and such sums are added in order: one chain of 1536 additions would be 2.
 as exact.
 
 One row of activations takes four panels at once, because one chain of additions would wait for its own result. Many
-rows are multiplied in pieces that fit the caches: 192 columns of a panel (or of two) are unpacked to float32 and stay
-in the nearest cache while tile after tile of rows is multiplied with them; the rows of a block, those columns of them,
-and the sums of 16 panels stay in the second. Two panels share the broadcast of an activation.
+rows are multiplied in pieces that fit the caches: the first tile of a block of rows unpacks 192 columns of a panel (or
+of two) to float32 as it goes, and they stay in the nearest cache while tile after tile is multiplied with them; those
+columns of the rows, and the sums of 16 panels, stay in the second. Two panels share the broadcast of an activation.
 """
 
 from typing import Any
@@ -30,6 +30,7 @@ from tfm.kernels.simd import (
     add_tile,
     f32x16,
     fma_tile,
+    fma_unpack_tile,
     load_f32,
     peek_f32,
     peek_i64,
@@ -108,12 +109,12 @@ many, four, two, one = (tile_kernel(rows) for rows in (TILE_ROWS, 4, 2, 1))
 
 
 @jit
-def tiles(w, x, rows, columns, sums, ahead, ahead_stride, step):
-    """All tiles of a block's rows; together they ask for so many columns of the next panels, each of `step` bytes."""
-    rest = rows % TILE_ROWS
-    count = rows // TILE_ROWS + rest // 4 + rest % 4 // 2 + rest % 2
+def tiles(w, x, t, rows, columns, sums, ahead, ahead_stride, step):
+    """The tiles of a block's rows from t on. Together they ask for so many columns of the next panels, of `step` bytes.
+    """
+    rest = (rows - t) % TILE_ROWS
+    count = max(1, (rows - t) // TILE_ROWS + rest // 4 + rest % 4 // 2 + rest % 2)
     ahead_bytes = -(-step // count) * SUM_COLUMNS
-    t = 0
     while t < rows:
         at, target = x + t * COPY_STRIDE, sums + t * UNPACKED_STRIDE
         if t + TILE_ROWS <= rows:
@@ -159,6 +160,17 @@ def driver(load: Any, element_bytes: int) -> Any:
     """y = x W^T for rows begin .. end - 1 and panels first .. last - 1; see kernels/matmul.py."""
     row = row_kernel(load, element_bytes)
     step = LANES * element_bytes
+    zeros, fma = tile_of(f32x16, TILE_ROWS, PANELS_AT_ONCE), fma_unpack_tile(load)
+
+    @jit
+    def unpack_and_multiply(panel, panel_bytes, columns, unpacked, x, sums):
+        """The first tile of a block unpacks, hidden behind its multiplications."""
+        for begin in range(0, columns, SUM_COLUMNS):
+            part = zeros()
+            for k in range(begin, min(begin + SUM_COLUMNS, columns)):
+                target = unpacked + k * UNPACKED_STRIDE
+                part = fma(part, panel + k * step, panel_bytes, x + 4 * k, COPY_STRIDE, target)
+            store_rows(add_rows(part, sums, UNPACKED_STRIDE), sums, UNPACKED_STRIDE)
 
     @jit
     def unpack(panel, panel_bytes, columns, target):
@@ -183,10 +195,15 @@ def driver(load: Any, element_bytes: int) -> Any:
                 ahead = panel + PANELS_AT_ONCE * panel_bytes
                 if p + PANELS_AT_ONCE >= last:
                     ahead = matrix.data + first * panel_bytes + (begin + columns) * step
-                # Without a second panel the first is multiplied twice.
-                unpack(panel, panel_bytes if p + 1 < last else 0, columns, scratch)
+                second = panel_bytes if p + 1 < last else 0  # without a second panel the first is multiplied twice
                 target = sums + (p - first) // PANELS_AT_ONCE * sums_bytes
-                tiles(scratch, copied, rows, columns, target, ahead, panel_bytes, step)
+                done = 0
+                if rows >= TILE_ROWS:
+                    unpack_and_multiply(panel, second, columns, scratch, copied, target)
+                    done = TILE_ROWS
+                else:
+                    unpack(panel, second, columns, scratch)
+                tiles(scratch, copied, done, rows, columns, target, ahead, panel_bytes, step)
         for p in range(first, last):
             place = (p - first) // PANELS_AT_ONCE * sums_bytes + (p - first) % PANELS_AT_ONCE * VECTOR_BYTES
             bias = matrix.bias + VECTOR_BYTES * p if matrix.bias != 0 else 0

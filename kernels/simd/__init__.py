@@ -68,7 +68,7 @@ from tfm.kernels.simd.memory import (
     store_first,
     store_i8,
 )
-from tfm.kernels.simd.tiles import add_rows, add_tile, fma_tile, load_rows, store_rows, tile_of
+from tfm.kernels.simd.tiles import add_rows, add_tile, fma_tile, fma_unpack_tile, load_rows, store_rows, tile_of
 from tfm.kernels.simd.vectors import LANES, PANELS_AT_ONCE, TARGET, TILE, f32x16
 
 # fmt: off
@@ -76,7 +76,7 @@ __all__ = [
     "LANES", "PANELS_AT_ONCE", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "address_of",
     "atomic_add", "atomic_load",
     "atomic_store", "byte_sums", "dot_bytes", "dot_nibbles", "exp", "f32x16", "first_lanes", "fma", "fma_dots",
-    "fma_tile", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
+    "fma_tile", "fma_unpack_tile", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
     "load_i8", "load_rows", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16", "peek_f16",
     "peek_f32", "peek_i32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_i8", "poke_i32",
     "poke_i64", "poke_u16", "poke_u32", "prefetch", "record_at", "reduce_add", "reduce_max", "round_even", "splat",

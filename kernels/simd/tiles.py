@@ -43,26 +43,51 @@ def vector_address(builder: ir.IRBuilder, tile: Tile, base: ir.Value, stride: ir
 
 def fma_tile(load: Any) -> Any:
     """An intrinsic: acc[t, i] += (the vector, `load` at w + i * w_stride) * (the float32 at x + t * x_stride)."""
-    build_load = load.vector_load
 
     @intrinsic
     def fma(typingctx: Any, acc: Any, w: Any, w_stride: Any, x: Any, x_stride: Any) -> Any:
         def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             acc, w, w_stride, x, x_stride = args
-            width = sig.return_type.width
-            weights = [build_load(builder, row_address(builder, w, w_stride, i)) for i in range(width)]
-            result = acc
-            # Row after row: with all broadcasts first, 12 rows of two vectors do not fit into 32 registers.
-            for t in range(sig.return_type.rows):
-                value = broadcast(builder, load_at(builder, row_address(builder, x, x_stride, t), F32), LANES)
-                for i in range(width * t, width * (t + 1)):
-                    added = multiply_add(builder, weights[i % width], value, builder.extract_value(acc, i))
-                    result = builder.insert_value(result, added, i)
-            return result
+            weights = _load_each(builder, load, sig.return_type.width, w, w_stride)
+            return _multiply_rows(builder, acc, weights, x, x_stride)
 
         return acc(acc, types.int64, types.int64, types.int64, types.int64), build
 
     return fma
+
+
+def fma_unpack_tile(load: Any) -> Any:
+    """The same, and the vectors of weights are stored as float32 side by side at `unpacked`."""
+
+    @intrinsic
+    def fma(typingctx: Any, acc: Any, w: Any, w_stride: Any, x: Any, x_stride: Any, unpacked: Any) -> Any:
+        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            acc, w, w_stride, x, x_stride, unpacked = args
+            weights = _load_each(builder, load, sig.return_type.width, w, w_stride)
+            for i, weight in enumerate(weights):
+                store_at(builder, builder.add(unpacked, ir.Constant(I64, 4 * LANES * i)), weight)
+            return _multiply_rows(builder, acc, weights, x, x_stride)
+
+        return acc(acc, *[types.int64] * 5), build
+
+    return fma
+
+
+def _load_each(builder: ir.IRBuilder, load: Any, width: int, w: ir.Value, stride: ir.Value) -> list[ir.Value]:
+    return [load.vector_load(builder, row_address(builder, w, stride, i)) for i in range(width)]
+
+
+def _multiply_rows(
+    builder: ir.IRBuilder, acc: ir.Value, weights: list[ir.Value], x: ir.Value, stride: ir.Value
+) -> ir.Value:
+    """Row after row: with all broadcasts first, 12 rows of two vectors do not fit into 32 registers."""
+    width, result = len(weights), acc
+    for t in range(acc.type.count // width):
+        value = broadcast(builder, load_at(builder, row_address(builder, x, stride, t), F32), LANES)
+        for i, weight in enumerate(weights, width * t):
+            added = multiply_add(builder, weight, value, builder.extract_value(acc, i))
+            result = builder.insert_value(result, added, i)
+    return result
 
 
 @intrinsic
