@@ -116,6 +116,24 @@ def noted() -> Iterator[Wish]:
             signal.signal(signal.SIGINT, stop)
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Inside, a signal that ends the process waits for the end: something is made that must not stay behind unknown."""
+    stops = {number: signal.getsignal(number) for number in (signal.SIGINT, *OTHERS)}
+    came: list[int] = []
+    for number, stop in stops.items():
+        if isinstance(stop, Stop):
+            signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, stop in stops.items():
+            if isinstance(stop, Stop):
+                signal.signal(number, stop)
+        for first in came[:1]:
+            signal.raise_signal(first)
+
+
 def _watch(reader: int, last_words: Callable[[], None]) -> None:
     number = 0
     while not number:

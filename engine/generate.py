@@ -121,10 +121,9 @@ class Continuation:
         """The next token of the answer, chosen by the logits after what is there."""
         assert self._params.seed is not None
         constraint = self._constraint
-        allowed_V = None if constraint is None else constraint.allowed()
         position = len(self.prompt) + len(self.answer)
         chosen = sample(
-            logits_V, self._params, self._params.seed, position, self.prompt, self.answer, self._logprobs, allowed_V
+            logits_V, self._params, self._params.seed, position, self.prompt, self.answer, self._logprobs, constraint
         )
         self.answer.append(chosen.id)
         is_end = chosen.id in self._ending_ids

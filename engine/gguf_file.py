@@ -29,7 +29,7 @@ class GgufFile:
         try:
             with open_file(path, DAMAGED) as file:
                 header, size = header_of(path, file)
-            reader = _reader(header, size)
+            reader = _reader(path, header, size)
         except OSError as error:
             raise TfmError(f"{path}: cannot be read", error.strerror or error) from error
         except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -95,13 +95,18 @@ class GgufFile:
         return list(self._get(field, (list,), None))
 
 
-def _reader(header: bytes, size: int) -> "GGUFReader":
+def _reader(path: Path, header: bytes, size: int) -> "GGUFReader":
     """The library's view of a file of `size` bytes that begins so; where tensors are, it has zeros."""
     from gguf import GGUFReader
 
-    with _new_file() as copy:
+    try:
+        copy = _new_file()
         copy.write(header)
         copy.truncate(size)
+    except OSError as error:
+        do = "allow larger files (ulimit -f), or make room for temporary ones"
+        raise TfmError(f"{path}: a copy of its header cannot be written", error.strerror or error, do=do) from error
+    with copy:
         return GGUFReader(_as_path(copy))
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,16 @@ from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, read_json, shown
 from tfm.engine.files import is_there
 
+if TYPE_CHECKING:
+    from tfm.engine.constraint import Constraint
+
 Logits = npt.NDArray[np.float32]
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of SplitMix64
 MOST_TOP_K = 2**31 - 1
 RUN = 256
+TRIES = 8  # of the likeliest tokens under a constraint
 SMALLEST = np.finfo(np.float32).tiny  # temperatures below it take the likeliest token, and so does this
 
 
@@ -162,26 +166,53 @@ def sample(
     prompt_ids: Sequence[int] = (),
     answer_ids: Sequence[int] = (),
     logprobs: int = 0,
-    allowed_V: npt.NDArray[np.bool_] | None = None,
+    constraint: "Constraint | None" = None,
 ) -> Sampled:
     """The token for a position. logits_V is not changed; logprobs is how many of the likeliest tokens to report.
 
-    Only a token that allowed_V allows is chosen. Equal logits go to the lower id. Raises TfmError for logits that are
-    not finite, and where nothing is left to choose from.
+    Only a token that the constraint allows is chosen. Equal logits go to the lower id. Raises TfmError for logits that
+    are not finite, and where nothing is left to choose from.
     """
     if not np.isfinite(logits_V).all():
         raise not_finite(logits_V, position)
-    changed_V = _change(logits_V, params, prompt_ids, answer_ids) if params.changes_logits else logits_V
-    if allowed_V is not None:
-        changed_V = np.where(allowed_V, changed_V, np.float32(-np.inf))
-    if changed_V is not logits_V and not math.isfinite(changed_V.max()):
-        found = f"{changed_V.max():g} as the largest logit after them"
-        names = "penalties and logit_bias" if allowed_V is None else "penalties, logit_bias and constraint"
-        raise TfmError(names, found, "values that leave a finite number")
-    id_ = int(changed_V.argmax()) if params.temperature == 0.0 else _draw(changed_V, params, uniform(seed, position))
+    changed_V = logits_V
+    if params.changes_logits:
+        changed_V = _change(logits_V, params, prompt_ids, answer_ids)
+        _check_choice(changed_V, "penalties and logit_bias")
+    is_greedy = params.temperature == 0.0
+    id_ = _likeliest_allowed(changed_V, constraint) if is_greedy and constraint is not None else None
+    if id_ is None:
+        if constraint is not None:
+            changed_V = np.where(constraint.allowed(), changed_V, np.float32(-np.inf))
+            _check_choice(changed_V, "penalties, logit_bias and constraint")
+        id_ = int(changed_V.argmax()) if is_greedy else _draw(changed_V, params, uniform(seed, position))
     total = log_sum_exp(logits_V)
     top = tuple((int(i), float(logits_V[i]) - total) for i in likeliest(logits_V, logprobs)) if logprobs else ()
     return Sampled(id_, float(logits_V[id_]) - total, top)
+
+
+def _check_choice(logits_V: Logits, names: str) -> None:
+    """Raises TfmError where the options of these names leave no token, or one beyond all numbers."""
+    largest = logits_V.max()
+    if not math.isfinite(largest):
+        found = f"{largest:g} as the largest logit after them"
+        raise TfmError(names, found, "values that leave a finite number")
+
+
+def _likeliest_allowed(logits_V: Logits, constraint: "Constraint") -> int | None:
+    """The likeliest token that may follow, if it is among the likeliest TRIES.
+
+    To hold these against the constraint, one after the other, is quicker than to find all that may follow.
+    """
+    left_V = logits_V
+    for _ in range(TRIES):
+        id_ = int(left_V.argmax())
+        if constraint.allows(id_):
+            return id_
+        if left_V is logits_V:
+            left_V = logits_V.copy()
+        left_V[id_] = -np.inf
+    return None
 
 
 def not_finite(logits_V: Logits, position: int) -> TfmError:

@@ -397,9 +397,9 @@ def test_costly_grammars_end(constraints: Constraints, big: Tokenizer, pattern: 
     lot = np.random.default_rng(0)
     told = "regex: found "
     for _ in range(100):
-        if constraint.is_finished:
-            break
         try:
+            if constraint.is_finished:
+                break
             constraint.accept(int(lot.choice(np.flatnonzero(constraint.allowed()))))
         except TfmError as error:
             told = str(error)
@@ -410,8 +410,38 @@ def test_costly_grammars_end(constraints: Constraints, big: Tokenizer, pattern: 
 def test_dead_end_in_mid_text(constraints: Constraints, big: Tokenizer) -> None:
     """A rule without an end behind a letter: the answer stopped there as if it were complete."""
     constraint = constraints.start(Grammar("grammar", 'start: "a" x\nx: x', "--grammar"))
+    constraint.accept(big.encode("a", add_special=False)[0])
+    assert not constraint.is_finished
     with pytest.raises(TfmError, match=r"^--grammar: found no text that it allows"):
-        constraint.accept(big.encode("a", add_special=False)[0])
+        constraint.allowed()
+
+
+def test_one_token_is_allowed_where_it_is_among_all(constraints: Constraints, big: Tokenizer) -> None:
+    """`allows` asks llguidance in another way than `allowed` does: a greedy answer would leave its grammar."""
+    one, all_ = (constraints.start(Grammar("regex", "[a-z]{2,5}( [0-9]+)?")) for _ in range(2))
+    lot = np.random.default_rng(1)
+    for _ in range(4):
+        allowed_V = all_.allowed()
+        ids = [*np.flatnonzero(allowed_V)[:40].tolist(), *lot.integers(0, len(allowed_V), 200).tolist(), *big.eos_ids]
+        assert [one.allows(id_) for id_ in ids] == [bool(allowed_V[id_]) for id_ in ids]
+        chosen = int(lot.choice([id_ for id_ in np.flatnonzero(allowed_V).tolist() if id_ not in big.eos_ids]))
+        one.accept(chosen)
+        all_.accept(chosen)
+        assert (one.may_end, one.is_finished) == (all_.may_end, all_.is_finished)
+
+
+def test_greedy_choice_is_the_largest_of_those_allowed(constraints: Constraints) -> None:
+    """What may follow is held against the likeliest first: the same token as when all others are taken away."""
+    from tfm.engine.sampling import SamplingParams, sample
+
+    lot = np.random.default_rng(2)
+    for pattern in ("[a-z]{3}", "[0-9]{9}", "\\{\"a\": 1\\}"):
+        constraint = constraints.start(Grammar("regex", pattern))
+        allowed_V = constraints.start(Grammar("regex", pattern)).allowed()
+        for _ in range(5):
+            logits_V = lot.standard_normal(len(allowed_V)).astype(np.float32).round(1)  # many are equal
+            found = sample(logits_V, SamplingParams(), 0, 0, constraint=constraint)
+            assert found.id == int(np.where(allowed_V, logits_V, -np.inf).argmax())
 
 
 def test_interrupt_inside_of_the_library(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_stopped_while_loading(parrot: Path, tmp_path: Path, command: str) -> No
     assert list(tmp_path.iterdir()) == [fifo]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_stopped_while_reading_a_long_prompt(
     endless_parrot: Path, tmp_path: Path, command: str, number: int, status: int
@@ -122,7 +123,9 @@ def test_terminated_and_gone_on_with(endless_parrot: Path, tmp_path: Path) -> No
     while not (out.exists() and out.stat().st_size):
         assert process.poll() is None
         time.sleep(0.001)
-    assert stopped(process, signal.SIGTERM) == (-signal.SIGTERM, b"", b"")
+    status, printed, error = stopped(process, signal.SIGTERM)
+    assert (status, printed) == (143, b"")
+    assert re.fullmatch(rb"tfm: stopped, [123] rows are answered; run the same command again to go on\n", error)
     assert [row["text"] for row in objects(out.read_bytes())] == ["a"]
     assert run(*words, "-q").returncode == 0
     assert [row["text"] for row in objects(out.read_bytes())] == ["a", "abcdefghij" * 300, "ab", "abc"]

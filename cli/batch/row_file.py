@@ -8,11 +8,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tfm.cli import interrupt
 from tfm.cli.batch.resume import Done, Expected, match, match_in_order
 from tfm.cli.batch.row_order import Waiting, lock
 from tfm.cli.batch.written import read_written
@@ -34,15 +35,16 @@ class RowFile:
         self.name = name
         self._path = Path(os.path.realpath(name))
         self._is_new = not self._path.exists()
-        self._descriptor = self._open()
-        self.status = os.fstat(self._descriptor)
-        self._end = self.status.st_size
-        try:
-            self.waiting = Waiting(Path(f"{self._path}.waiting"))
-        except BaseException:
-            self._take_away()
-            os.close(self._descriptor)
-            raise
+        with ExitStack() as undo:
+            with interrupt.held():
+                self._descriptor = self._open()
+                undo.callback(os.close, self._descriptor)
+                self.status = os.fstat(self._descriptor)
+                undo.callback(self._take_away)
+                self._end = self.status.st_size
+                self.waiting = Waiting(Path(f"{self._path}.waiting"))
+                undo.callback(self.waiting.close)
+            undo.pop_all()
 
     def _open(self) -> int:
         while True:
