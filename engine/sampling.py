@@ -202,16 +202,19 @@ def _check_choice(logits_V: Logits, names: str) -> None:
 def _likeliest_allowed(logits_V: Logits, constraint: "Constraint") -> int | None:
     """The likeliest token that may follow, if it is among the likeliest TRIES.
 
-    To hold these against the constraint, one after the other, is quicker than to find all that may follow.
+    To hold these against the constraint, one after the other, is quicker than to find all that may follow. Those that
+    may not are taken out of logits_V and put back in the end: a copy took 0.1 ms, as much as all else here.
     """
-    left_V = logits_V
-    for _ in range(TRIES):
-        id_ = int(left_V.argmax())
-        if constraint.allows(id_):
-            return id_
-        if left_V is logits_V:
-            left_V = logits_V.copy()
-        left_V[id_] = -np.inf
+    passed: dict[int, np.float32] = {}
+    try:
+        for _ in range(TRIES):
+            id_ = int(logits_V.argmax())
+            if constraint.allows(id_):
+                return id_
+            passed[id_], logits_V[id_] = logits_V[id_], -np.inf
+    finally:
+        for id_, logit in passed.items():
+            logits_V[id_] = logit
     return None
 
 

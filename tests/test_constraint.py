@@ -440,7 +440,9 @@ def test_greedy_choice_is_the_largest_of_those_allowed(constraints: Constraints)
         allowed_V = constraints.start(Grammar("regex", pattern)).allowed()
         for _ in range(5):
             logits_V = lot.standard_normal(len(allowed_V)).astype(np.float32).round(1)  # many are equal
+            before_V = logits_V.copy()
             found = sample(logits_V, SamplingParams(), 0, 0, constraint=constraint)
+            assert np.array_equal(logits_V, before_V)
             assert found.id == int(np.where(allowed_V, logits_V, -np.inf).argmax())
 
 
