@@ -187,7 +187,8 @@ class Entry:
         return code
 
     def compile_into(self, handle: int) -> None:
-        """Compile, and write the object file to an open file with what tells that it is whole."""
+        """Compile, and write the object file to an open file with what tells that it is whole. For `_Beside`."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         with os.fdopen(handle, "wb") as file:
             file.write(seal(self.symbol, self.compile()))
 
@@ -246,6 +247,12 @@ def _compile_side_by_side(entries: list[Entry]) -> list[bytes]:
     return [other.compile() if c is None else c for other, c in zip(others, found, strict=True)] + [code]
 
 
+def _end_with_parent() -> None:
+    """The process that wants the code holds the other end of stdin: when it has ended, however, so does this one."""
+    os.read(0, 1)
+    os._exit(1)
+
+
 class _Beside:
     """A process that compiles an entry; a context that ends it in any case.
 
@@ -268,7 +275,7 @@ class _Beside:
             command = [sys.executable or "", "-P", "-c", code, str(number), target, entry.arguments]
             nowhere = subprocess.DEVNULL
             self._process = subprocess.Popen(
-                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, pass_fds=(number,)
+                command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, pass_fds=(number,)
             )  # fmt: skip
         return self
 
@@ -284,5 +291,7 @@ class _Beside:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
         if self._file is not None:
             self._file.close()

@@ -14,7 +14,7 @@ from cli_process import TFM, TIMEOUT_S, environment, run
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 ENDLESS = {"prompt": "\n", "max_tokens": 900_000}
 WHEN: dict[str, Callable[[], object]] = {
-    "at once": lambda: None, "loading": lambda: time.sleep(0.15), "answering": lambda: time.sleep(2)
+    "at once": lambda: None, "loading": lambda: time.sleep(0.15), "answering": lambda: time.sleep(1)
 }  # fmt: skip
 
 
@@ -22,9 +22,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("number", STATUS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("there", [None, b""])
+@pytest.mark.parametrize(
+    ("number", "when", "there"),
+    [*((number, when, None) for number in STATUS for when in WHEN), *((number, "loading", b"") for number in STATUS)],
+)
 def test_before_the_first_answer(
     endless_parrot: Path, tmp_path: Path, number: int, when: str, there: bytes | None
 ) -> None:

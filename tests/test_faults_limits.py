@@ -88,7 +88,7 @@ def test_numbers_that_are_allowed(parrot: Path, options: list[str]) -> None:
         (["--top-k", HUGE], 2, f"--top-k: found {HUGE}; allowed: a whole number from 0"),
         (["--seed", HUGE], 2, "--seed: found"),
         (["--logit-bias", f"{HUGE}=1"], 1, f"logit_bias: found token id {HUGE}; allowed: 0 to 256"),
-        (["--logit-bias=-1=1"], 2, "--logit-bias: found -1=1; allowed: a token id and a number, such as 42=-5"),
+        (["--logit-bias=-1=1"], 2, "--logit-bias: found '-1=1'; allowed: a token id and a number, such as 42=-5"),
         (["--logit-bias", "5=1e308"], 1, "penalties and logit_bias: found inf as the largest logit"),
     ],
 )
