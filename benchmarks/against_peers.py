@@ -19,6 +19,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import machine
 import models
 from cases import CASES, SHAPE, Case, Side
@@ -239,6 +240,29 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return name.strip() + "+" * changed
+
+
+def write_results(
+    arguments: argparse.Namespace, kind: str, busy: machine.Busy, versions: Mapping[str, object], tests: list[dict],
+    **more: object,
+) -> None:  # fmt: skip
+    """Write what another script measured to arguments.output, else to results/KIND/DATE-CPU.json, and say where."""
+    others = busy.others_share()
+    note_if((others or 0) > QUIET_SHARE, f"others used {others or 0:.0%} of the machine during the run")
+    results = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe() | {"llvm_cpu": llvm.get_host_cpu_name(), "others_share": others},
+        "model": {"name": SMOLLM2_135M.gguf.split(".")[0]},
+        "threads": arguments.threads,
+        "repetitions": arguments.repetitions,
+        **more,
+        "versions": versions,
+        "tests": tests,
+    }
+    output = arguments.output or results_file(results, RESULTS / kind)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(output)
 
 
 def results_file(results: Mapping[str, dict], folder: Path = RESULTS) -> Path:

@@ -13,20 +13,17 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import machine
-from against_peers import QUIET_SHARE, RESULTS, commit, note_if, refuse_busy_machine, results_file, run_test
+from against_peers import commit, refuse_busy_machine, run_test, write_results
 from asked import FREE
 from turns import Test
 from worker_tfm import PACKAGES
 
 from tfm.engine import load
 from tfm.engine.constraint import Constraint, Constraints, Grammar
-from tfm.engine.default_model import SMOLLM2_135M
 from tfm.engine.generate import Continuation, Request
 from tfm.engine.model import Model
 from tfm.engine.store import DEFAULT_MODEL
@@ -103,22 +100,8 @@ def main() -> None:
         model.take_weights()  # as a run of many steps does by itself
         constraints = Constraints(model.tokenizer, model.config.vocab_size)
         done = [run_test(constraint_test(kind, model, constraints), arguments.repetitions) for kind in GRAMMARS]
-    others = busy.others_share()
-    note_if((others or 0) > QUIET_SHARE, f"others used {others or 0:.0%} of the machine during the run")
     own = {"python": platform.python_version()} | {name: version(name) for name in (*PACKAGES, "llguidance")}
-    results = {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe() | {"llvm_cpu": llvm.get_host_cpu_name(), "others_share": others},
-        "model": {"name": SMOLLM2_135M.gguf.split(".")[0]},
-        "threads": arguments.threads,
-        "repetitions": arguments.repetitions,
-        "versions": {"tfm": own | {"commit": commit()}},
-        "tests": done,
-    }
-    output = arguments.output or results_file(results, RESULTS / "constraint")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(output)
+    write_results(arguments, "constraint", busy, {"tfm": own | {"commit": commit()}}, done)
 
 
 if __name__ == "__main__":

@@ -17,20 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import machine
-from against_peers import QUIET_SHARE, RESULTS, commit, note_if, refuse_busy_machine, results_file, run_test
+from against_peers import commit, refuse_busy_machine, run_test, write_results
 from asked import LOOP
 from models import default_folder, model
 from processes import HERE, TFM
 from turns import Test
 from worker_tfm import PACKAGES
-
-from tfm.engine.default_model import SMOLLM2_135M
 
 CTX = 1024
 SHARED_TOKENS = 400
@@ -119,22 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tests = [row_test(kind, arguments, ids, Path(folder)) for kind in TITLES]
         done = [run_test(test, arguments.repetitions) for test in tests]
-    others = busy.others_share()
-    note_if((others or 0) > QUIET_SHARE, f"others used {others or 0:.0%} of the machine during the run")
-    results = {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe() | {"llvm_cpu": llvm.get_host_cpu_name(), "others_share": others},
-        "model": {"name": SMOLLM2_135M.gguf.split(".")[0]},
-        "threads": arguments.threads,
-        "rows": arguments.rows,
-        "repetitions": arguments.repetitions,
-        "versions": versions(arguments.llama_python),
-        "tests": done,
-    }
-    output = arguments.output or results_file(results, RESULTS / "rows")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(output)
+    write_results(arguments, "rows", busy, versions(arguments.llama_python), done, rows=arguments.rows)
 
 
 if __name__ == "__main__":

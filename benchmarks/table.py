@@ -140,6 +140,10 @@ def conditions(results: Mapping[str, dict], name: str) -> str:
         f"{results['repetitions']}. The limit is what this machine's memory or multipliers allow, measured in the same "
         f"run. All peers, all samples and what is asked of each test: [{name}](benchmarks/results/{name})."
     )
+    return paragraph(text)
+
+
+def paragraph(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -152,7 +156,7 @@ def conditions_of_rows(results: Mapping[str, dict], name: str) -> str:
         f"of 16 to 512 tokens and answers of at most 8 to 128, or prompts of which 400 tokens are the same, all read "
         f"and made tokens counted: [{name}](benchmarks/results/rows/{name})."
     )
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return paragraph(text)
 
 
 def table_of_constraints(results: Mapping[str, dict]) -> str:
@@ -173,7 +177,7 @@ def conditions_of_constraints(results: Mapping[str, dict], name: str) -> str:
         f"with the constraint and without, taking turns; medians of {results['repetitions']}: "
         f"[{name}](benchmarks/results/constraint/{name})."
     )
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return paragraph(text)
 
 
 def with_section(text: str, content: str) -> str:

@@ -253,6 +253,7 @@ class Constraint:
         self._grammar, self._matcher, self._is_text_V, self._eos_ids = grammar, matcher, is_text_V, eos_ids
         self._ends = frozenset(eos_ids.tolist())
         self._last_allowed: int | None = None
+        self._came: int | None = None
         self._has_ended = False
         self._allowed_V: npt.NDArray[np.bool_] | None = None
         self._goes_on = True  # whether a token but EOS may follow, where _allowed_V is there
@@ -270,6 +271,8 @@ class Constraint:
         """Whether nothing may follow."""
         if self._has_ended or not self.may_end:
             return self._has_ended
+        if self._came is not None and self.allows(self._came):  # a token may often come again: then there is no end yet
+            return False
         self.allowed()
         return not self._goes_on
 
@@ -302,6 +305,7 @@ class Constraint:
         self._matcher.consume_token(id_)
         _check(self._matcher, self._grammar)
         self._allowed_V = self._last_allowed = None
+        self._came = id_
 
     def _look(self) -> npt.NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

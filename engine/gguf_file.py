@@ -100,14 +100,13 @@ def _reader(path: Path, header: bytes, size: int) -> "GGUFReader":
     from gguf import GGUFReader
 
     try:
-        copy = _new_file()
-        copy.write(header)
-        copy.truncate(size)
+        with _new_file() as copy:
+            copy.write(header)
+            copy.truncate(size)
+            return GGUFReader(_as_path(copy))
     except OSError as error:
         do = "allow larger files (ulimit -f), or make room for temporary ones"
         raise TfmError(f"{path}: a copy of its header cannot be written", error.strerror or error, do=do) from error
-    with copy:
-        return GGUFReader(_as_path(copy))
 
 
 def _new_file() -> BinaryIO:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tfm.kernels.formats import finish
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.records import GROUP, LANES, SCALE_TYPES
+from tfm.kernels.records import AHEAD_BYTES, GROUP, LANES, SCALE_TYPES
 from tfm.kernels.simd import (
     TILE,
     f32x16,
@@ -41,7 +41,6 @@ from tfm.kernels.simd import (
 )
 
 ROW_BLOCK = 48 // TILE * TILE  # rows that stay in the second cache: with 1536 columns of int8 144 KB
-AHEAD_BYTES = 2048
 SCALE_F32, SCALE_F16, SCALE_BF16 = SCALE_TYPES["f32"], SCALE_TYPES["f16"], SCALE_TYPES["bf16"]
 
 

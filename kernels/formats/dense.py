@@ -21,7 +21,7 @@ import numpy as np
 
 from tfm.kernels.formats import finish
 from tfm.kernels.jit import jit
-from tfm.kernels.records import BLOCK_COLUMNS, BLOCK_PANELS, BLOCK_ROWS, LANES
+from tfm.kernels.records import AHEAD_BYTES, BLOCK_COLUMNS, BLOCK_PANELS, BLOCK_ROWS, LANES
 from tfm.kernels.simd import (
     PANELS_AT_ONCE,
     TARGET,
@@ -49,7 +49,6 @@ from tfm.kernels.simd import (
 ROW_PANELS = 4  # that a single row takes at once
 TILE_ROWS = 12 if TARGET.has_avx512 else TILE  # of 32 registers 24 hold sums, 2 weights and 1 an activation
 SUM_COLUMNS = 64  # columns that are summed by themselves
-AHEAD_BYTES = 2048  # how far ahead of what is read a single row asks for weights
 VECTOR_BYTES = 4 * LANES
 UNPACKED_STRIDE = PANELS_AT_ONCE * VECTOR_BYTES  # of a column of the panels that are multiplied at once
 UNPACKED_BYTES = BLOCK_COLUMNS * UNPACKED_STRIDE
@@ -113,7 +112,7 @@ def tiles(w, x, t, rows, columns, sums, ahead, ahead_stride, step):
     """The tiles of a block's rows from t on. Together they ask for so many columns of the next panels, of `step` bytes.
     """
     rest = (rows - t) % TILE_ROWS
-    count = max(1, (rows - t) // TILE_ROWS + rest // 4 + rest % 4 // 2 + rest % 2)
+    count = (rows - t) // TILE_ROWS + rest // 4 + rest % 4 // 2 + rest % 2
     ahead_bytes = -(-step // count) * SUM_COLUMNS
     while t < rows:
         at, target = x + t * COPY_STRIDE, sums + t * UNPACKED_STRIDE
@@ -198,7 +197,7 @@ def driver(load: Any, element_bytes: int) -> Any:
                 second = panel_bytes if p + 1 < last else 0  # without a second panel the first is multiplied twice
                 target = sums + (p - first) // PANELS_AT_ONCE * sums_bytes
                 done = 0
-                if rows >= TILE_ROWS:
+                if rows > TILE_ROWS:  # a single tile has to ask for the next panels itself
                     unpack_and_multiply(panel, second, columns, scratch, copied, target)
                     done = TILE_ROWS
                 else:
