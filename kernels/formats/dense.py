@@ -12,7 +12,7 @@ as exact.
 One row of activations takes four panels at once, because one chain of additions would wait for its own result. Many
 rows are multiplied in pieces that fit the caches: the first tile of a block of rows unpacks 192 columns of a panel (or
 of two) to float32 as it goes, and they stay in the nearest cache while tile after tile is multiplied with them; those
-columns of the rows, and the sums of 16 panels, stay in the second. Two panels share the broadcast of an activation.
+columns of the rows stay in the second. Two panels share the broadcast of an activation.
 """
 
 from typing import Any
