@@ -1,7 +1,9 @@
 """What several test files share."""
 
+import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ from parrot import write_parrot
 from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
+
+# Every process that is started here would compile tfm's modules anew, which is a fifth of what a start takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Under nohup and in the background of a script, SIGINT is ignored, and processes started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
