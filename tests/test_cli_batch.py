@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from batch_process import ANSWER, jsonl, objects
-from cli_process import TFM, TIMEOUT_S, environment, read_terminal, run, shell
+from cli_process import TFM, TIMEOUT_S, environment, read_terminal, run, shell, wait_for_work
 
 TIMINGS = "timings"
 
@@ -298,7 +298,7 @@ def test_rows_that_come_while_others_are_answered(endless_parrot: Path) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         os.write(process.stdin.fileno(), b'{"prompt": "\\n", "max_tokens": 900000}\n')
-        time.sleep(1)
+        wait_for_work(process, 1)
         os.write(process.stdin.fileno(), b'{"prompt": "\\n", "max_tokens": 2}\n')
         assert json.loads(process.stdout.readline())["line"] == 2
         process.kill()
