@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parrot import write_parrot
@@ -19,6 +20,17 @@ sys.dont_write_bytecode = False
 
 # Under nohup and in the background of a script, SIGINT is ignored, and processes started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With -n: a worker that has nothing left takes half of what another has, instead of pairs of tests to the end.
+
+    So each has whole files for the most part, whose fixtures are made once, and neither works alone at the end.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(scope="session")

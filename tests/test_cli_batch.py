@@ -47,13 +47,13 @@ def test_as_they_finish(endless_parrot: Path) -> None:
 def test_a_row_equals_the_row_run_alone(default_model_folder: Path) -> None:
     """An answer depended on the rows beside it, on slots, shared prefixes or speculation; or said other things than
     generate --json does."""
-    long = "The old bridge over the river is closed until May, and the bus stops at the mill instead. " * 9
+    long = "The old bridge over the river is closed until May, and the bus stops at the mill instead. " * 5
     rows: list[dict[str, Any]] = [
-        {"prompt": "Name three fruits.", "max_tokens": 24},
-        {"prompt": f"{long}Why?", "max_tokens": 20, "temperature": 0.9, "seed": 7},
-        {"prompt": f"{long}When?", "max_tokens": 12, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "seed": 8},
-        {"prompt": "A haiku about rain 🌧.", "max_tokens": 30, "temperature": 1.0, "seed": 9, "min_p": 0.05},
-        {"prompt": "Once upon", "raw": True, "max_tokens": 25, "logprobs": 2, "repeat_penalty": 1.2},
+        {"prompt": "Name three fruits.", "max_tokens": 12},
+        {"prompt": f"{long}Why?", "max_tokens": 9, "temperature": 0.9, "seed": 7},
+        {"prompt": f"{long}When?", "max_tokens": 7, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "seed": 8},
+        {"prompt": "A haiku about rain 🌧.", "max_tokens": 14, "temperature": 1.0, "seed": 9, "min_p": 0.05},
+        {"prompt": "Once upon", "raw": True, "max_tokens": 10, "logprobs": 2, "repeat_penalty": 1.2},
         {"prompt": "Say yes.", "system": "You say no.", "prefill": "I ", "max_tokens": 8, "stop": ["."]},
         {"ids": [504, 3362], "max_tokens": 6},
         {"prompt": "A number:", "regex": "[0-9]{1,4}", "max_tokens": 9, "temperature": 1.0, "seed": 3},
