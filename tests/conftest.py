@@ -4,12 +4,15 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from parrot import write_parrot
 
+from tfm.cli.main import WRONG_USAGE, _invoke
+from tfm.cli.output import Output
 from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
@@ -83,6 +86,22 @@ def small_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
     return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)
+
+
+@pytest.fixture
+def wrong_usage(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command line that is wrong usage is told, and nothing on stdout.
+
+    It is run within this process: a start for each of so many would tell the same.
+    """
+
+    def told(*arguments: str) -> str:
+        status = _invoke(list(arguments), Output())
+        out, error = capfd.readouterr()
+        assert (status, out) == (WRONG_USAGE, "")
+        return error
+
+    return told
 
 
 @pytest.fixture
