@@ -32,7 +32,7 @@ def model(key: str, torch_python: str) -> Path:
         return kept("float32", "checkpoint", write_checkpoint)
     if key == "ctranslate2":
         return kept("int8", "ctranslate2", lambda out: convert(out, torch_python))
-    return kept(key, f"{DEFAULT_MODEL}.{key}.gguf", lambda out: write_gguf(out, key))
+    return kept(key, f"{DEFAULT_MODEL}.{key}.gguf", lambda out: write_gguf(model("q4_1", ""), out, key))
 
 
 def default_folder() -> Path:
@@ -57,12 +57,12 @@ def copy_default(out: Path) -> None:
     (shutil.move if gguf.is_relative_to(out.parent.parent) else shutil.copy)(gguf, out)
 
 
-def write_gguf(out: Path, kind: str) -> None:
-    """The default model's values in another type, norms in float32 as they are."""
+def write_gguf(file: Path, out: Path, kind: str) -> None:
+    """The values of a GGUF file in another type, norms in float32 as they are."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
 
-    source, wanted = GGUFReader(model("q4_1", "")), GGMLQuantizationType[kind.upper()]
+    source, wanted = GGUFReader(file), GGMLQuantizationType[kind.upper()]
     writer = GGUFWriter(out, "llama")
     for field in source.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":  # the writer's own
@@ -89,7 +89,7 @@ def write_gguf(out: Path, kind: str) -> None:
 def write_checkpoint(out: Path) -> None:
     """A folder in float32 as transformers reads it."""
     gguf = out.parent.parent / "f32.gguf"
-    write_gguf(gguf, "f32")
+    write_gguf(model("q4_1", ""), gguf, "f32")
     import_gguf(gguf, out)
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sysconfig
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,21 @@ def shell(
         ["bash", "-c", script], env=environment(env) | {"PATH": path}, stdin=subprocess.DEVNULL,
         capture_output=True, timeout=timeout_s, check=False,
     )  # fmt: skip
+
+
+def wait_for_work(process: subprocess.Popen[bytes], cpu_s: float) -> None:
+    """Wait until a process has used so much processor time: on a busy machine it is as far as on an idle one.
+
+    A start takes about half a second of it.
+    """
+    end = time.monotonic() + TIMEOUT_S
+    used = 0.0
+    while used < cpu_s:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def read_terminal(terminal: int) -> bytes:

@@ -1,18 +1,39 @@
 """What several test files share."""
 
+import os
 import shutil
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from parrot import write_parrot
 
+from tfm.cli.main import WRONG_USAGE, _invoke
+from tfm.cli.output import Output
 from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
 
+# Every process that is started here would compile tfm's modules anew, which is a fifth of what a start takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Under nohup and in the background of a script, SIGINT is ignored, and processes started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With -n: a worker that has nothing left takes half of what another has, instead of pairs of tests to the end.
+
+    So each has whole files for the most part, whose fixtures are made once, and neither works alone at the end.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +86,22 @@ def small_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
     return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)
+
+
+@pytest.fixture
+def wrong_usage(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command line that is wrong usage is told, and nothing on stdout.
+
+    It is run within this process: a start for each of so many would tell the same.
+    """
+
+    def told(*arguments: str) -> str:
+        status = _invoke(list(arguments), Output())
+        out, error = capfd.readouterr()
+        assert (status, out) == (WRONG_USAGE, "")
+        return error
+
+    return told
 
 
 @pytest.fixture

@@ -125,13 +125,13 @@ def test_random_weights(tmp_path: Path, name: str, format: Any) -> None:
 
 def test_random_weights_take_no_memory(tmp_path: Path) -> None:
     """Random weights of a large shape, all there before they are packed, would need more memory than the panels."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256, "num_hidden_layers": 32}
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256, "num_hidden_layers": 8}
     config = config_of(tmp_path, {**LLAMA, **sizes})
     tracemalloc.start()
     weights = random_weights(config, "q4")
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert weights.parameters() > 5e9
+    assert weights.parameters() > 1.5e9
     assert taken < 100e6
 
 

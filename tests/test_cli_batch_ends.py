@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from batch_process import jsonl, objects, start, wait_for_size
-from cli_process import TFM, TIMEOUT_S, environment, run
+from cli_process import TFM, TIMEOUT_S, environment, run, wait_for_work
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 ENDLESS = {"prompt": "\n", "max_tokens": 900_000}
-WHEN: dict[str, Callable[[], object]] = {
-    "at once": lambda: None, "loading": lambda: time.sleep(0.15), "answering": lambda: time.sleep(1)
+WHEN: dict[str, Callable[[subprocess.Popen[bytes]], object]] = {
+    "at once": lambda _: None, "loading": lambda _: time.sleep(0.15),
+    "answering": lambda process: wait_for_work(process, 1.2),
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def test_before_the_first_answer(
         (folder / "out").write_bytes(there)
     with start("--raw", "-m", endless_parrot, rows, "-o", folder / "out", stderr=-1) as process:
         wait_for_size(folder / "out.waiting", 0, process)
-        WHEN[when]()
+        WHEN[when](process)
         process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, error) == (STATUS[number], b"")
@@ -52,7 +53,7 @@ def test_in_one_long_step(default_model_folder: Path, tmp_path: Path, number: in
     rows.write_bytes(jsonl([{"prompt": f"{i} " + "hi " * 7000} for i in range(4)]))
     with start("--threads", "1", "--raw", "-m", default_model_folder, rows, "-o", folder / "out") as process:
         wait_for_size(folder / "out.waiting", 0, process)
-        time.sleep(3)
+        wait_for_work(process, 2)
         process.send_signal(number)
         assert process.wait(TIMEOUT_S) == STATUS[number]
     assert files(folder) == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from batch_process import jsonl, mixed_rows, objects, options, start, wait_for_size
-from cli_process import TFM, TIMEOUT_S, environment, run, shell
+from cli_process import TFM, TIMEOUT_S, environment, run, shell, wait_for_work
 
 ONE_ROW = b'{"prompt": "a"}\n'
 
@@ -167,7 +167,7 @@ def test_ctrl_c_in_one_long_step(default_model_folder: Path, tmp_path: Path) -> 
     rows.write_bytes(b'{"promt": 1}\n' + jsonl([{"prompt": f"{i} " + "hi " * 7000} for i in range(4)]))
     with start("--raw", "--threads", "1", "-m", default_model_folder, rows, "-o", out, stderr=-1) as process:
         wait_for_size(out, 1, process)
-        time.sleep(3)
+        wait_for_work(process, 2)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
@@ -184,7 +184,7 @@ def test_ctrl_c_without_a_file(endless_parrot: Path) -> None:
         assert process.stdin is not None
         process.stdin.write(jsonl(rows))
         process.stdin.flush()
-        time.sleep(4)
+        wait_for_work(process, 1.5)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, error) == (130, b"")

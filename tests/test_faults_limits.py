@@ -149,6 +149,9 @@ LONG = {
 }
 
 
+NEAR_LINEAR = 3.3
+
+
 def growth(work: Callable[[str], object], text: str) -> float:
     """How many times as much processor time work takes for text twice."""
 
@@ -158,7 +161,10 @@ def growth(work: Callable[[str], object], text: str) -> float:
         return time.process_time() - begin
 
     work(text[:10])
-    return min(seconds(text * 2) for _ in range(2)) / max(min(seconds(text) for _ in range(2)), 0.05)
+    once, twice = max(min(seconds(text) for _ in range(2)), 0.05), seconds(text * 2)
+    if twice > NEAR_LINEAR * once:  # something else was in the way, or it is so
+        twice = min(twice, seconds(text * 2))
+    return twice / once
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -167,7 +173,7 @@ def test_conversations_grow_in_near_linear_time(default_model_folder: Path, name
     tokenizer = Tokenizer.load(default_model_folder)
     for end in ("", "<|im_end|>"):
         grown = growth(lambda text, end=end: tokenizer.chat_ids([{"role": "user", "content": text + end}]), LONG[name])
-        assert grown < 3.3
+        assert grown < NEAR_LINEAR
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
@@ -178,5 +184,5 @@ def test_texts_of_bytes_grow_in_near_linear_time(tmp_path: Path, kind: Callable[
     text = LONG[name][:50_000]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert growth(tokenizer.encode, text) < 3.3
-    assert growth(lambda given: tokenizer.decode(ids * (len(given) // len(text) or 1)), text) < 3.3
+    assert growth(tokenizer.encode, text) < NEAR_LINEAR
+    assert growth(lambda given: tokenizer.decode(ids * (len(given) // len(text) or 1)), text) < NEAR_LINEAR
