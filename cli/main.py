@@ -22,6 +22,9 @@ DONE, FAILED, WRONG_USAGE, NOBODY_READS = 0, 1, 2, 141
 def main() -> int:
     """Run the command line; gives the exit status. Whatever is not foreseen is reported as a bug, in one line."""
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+    # NumPy's BLAS starts a thread for each processor, which spins: 0.1 s of processor time in every process. tfm has
+    # kernels of its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     ended: list[int] = []
     atexit.register(_end_at_once, ended)  # what is registered first is done last
     ended.append(_main())

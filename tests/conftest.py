@@ -17,6 +17,9 @@ from tfm.engine import load
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
 
+# Workers run beside each other (-n 2): a thread each for NumPy's BLAS, as in tfm's own processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Every process that is started here would compile tfm's modules anew, which is a fifth of what a start takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -97,11 +97,11 @@ def test_open_and_silent_stdin_is_told_of(parrot: Path) -> None:
         assert (process.returncode, out, more) == (0, ANSWER.encode(), b"")
 
 
-def test_quiet_and_quick_stdin_are_not_told_of(parrot: Path) -> None:
+def test_quiet_and_quick_stdin_are_not_told_of(parrot: Path, tmp_path: Path) -> None:
     """The note came although text had come in time, or although --quiet was asked for."""
-    quick = f"(printf 'x'; sleep 2.5; printf '\\n') | tfm generate --raw -m {parrot}"
-    quiet = f"(sleep 2.5; printf '\\n') | tfm generate -q --raw -m {parrot}"
-    done = shell(f"{quick} & {quiet}; wait")
+    quick = f"(printf 'x'; sleep 2.5; printf '\\n') | tfm generate --raw -m {parrot} > {tmp_path}/quick"
+    quiet = f"(sleep 2.5; printf '\\n') | tfm generate -q --raw -m {parrot} > {tmp_path}/quiet"
+    done = shell(f"{quick} & {quiet}; wait; cat {tmp_path}/quick {tmp_path}/quiet")
     assert (done.stdout, done.stderr) == (ANSWER.encode() * 2, b"")
 
 

@@ -86,7 +86,8 @@ def desk(tmp_path: Path) -> Path:
     """A folder with the files that the examples name."""
     (tmp_path / "notes.txt").write_text(NOTES)
     (tmp_path / "questions.jsonl").write_text('{"prompt": "Is ice cold?", "max_tokens": 4}\n')
-    shutil.copy(ROOT / "README.md", tmp_path)
+    for name in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
 
