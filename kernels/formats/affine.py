@@ -79,8 +79,8 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     # Many rows keep the processor so long with a panel that memory would wait. Asking for the next panel meanwhile made
     # a step of 16 rows of a model of 135M weights take 5.5 ms, which had taken 8.4. One row asks for what it reads
     # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24.
-    # The results of many rows are asked for as well: those of 512 rows and 1536 outputs lie beyond the second cache, and
-    # took 16 % longer when the stores at a tile's end came unannounced.
+    # The results of many rows are asked for as well: those of 512 rows and 1536 outputs lie beyond the second cache,
+    # and took 16 % longer when the stores at a tile's end came unannounced.
     next_panel = rows > 1
 
     @jit
