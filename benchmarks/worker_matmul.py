@@ -1,12 +1,12 @@
 """A float32 product of square matrices: model is "tfm" or "numpy". See serve.py; of a request only the time matters.
 
-tfm multiplies by a weight that is packed beforehand, as a model's are, and gives each thread its part of the panels;
-NumPy does as its BLAS sees fit. top is the place of the largest element, which must be the same.
+tfm multiplies by a weight that is packed beforehand, as a model's are, and its threads take block after block; NumPy
+does as its BLAS sees fit. top is the place of the largest element, which must be the same.
 """
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,25 +26,32 @@ def numpy_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32]) -
 def tfm_matmul(x_MK: npt.NDArray[np.float32], w_NK: npt.NDArray[np.float32], threads: int) -> Callable[[], Any]:
     from tfm.kernels import matmul
     from tfm.kernels.packing import aligned_empty
-    from tfm.kernels.records import LANES, MULTIPLY_SCRATCH_BYTES
+    from tfm.kernels.records import BLOCK_ROWS, LANES, MULTIPLY_SCRATCH_BYTES
     from tfm.kernels.weight import Weight
 
     weight = Weight("f32", w_NK)
     panels = int(weight.record["panels"][0])
     acts, x = matmul.activations(x_MK, quantized=False)
     out = np.empty((len(x_MK), panels * LANES), np.float32)
-    addresses = weight.record.ctypes.data, acts.ctypes.data, 0, len(x_MK)
-    bounds = [panels * i // threads for i in range(threads + 1)]
+    records, target = (weight.record.ctypes.data, acts.ctypes.data), (out.ctypes.data, out.strides[0])
     scratch = [aligned_empty(MULTIPLY_SCRATCH_BYTES) for _ in range(threads)]
-    pool = ThreadPoolExecutor(threads)
+    columns = [(panels * i // threads, panels * (i + 1) // threads) for i in range(threads)]
+    parts = [(row, first, last) for row in range(0, len(x_MK), BLOCK_ROWS) for first, last in columns]
+    helpers = ThreadPoolExecutor(max(1, threads - 1))
 
-    def part(i: int) -> None:
-        target = out.ctypes.data, out.strides[0]
-        matmul._multiply_part(*addresses, bounds[i], bounds[i + 1], *target, 0, scratch[i].ctypes.data)
+    def take(index: int, left: Iterator[tuple[int, int, int]]) -> None:
+        """A thread's share: what is next, again and again, so that none waits for one that is held up."""
+        for row, first, last in left:
+            rows = row, min(row + BLOCK_ROWS, len(x_MK))
+            matmul._multiply_part(*records, *rows, first, last, *target, 0, scratch[index].ctypes.data)
 
     def run() -> npt.NDArray[np.float32]:
         assert acts["values"][0] == x.ctypes.data  # the kernel reads x, acts and weight: they live as long as this
-        list(pool.map(part, range(threads)))
+        left = iter(parts)  # next() of a list's iterator is one step of the interpreter
+        others = [helpers.submit(take, index, left) for index in range(1, threads)]
+        take(0, left)
+        for other in others:
+            other.result()
         return out[:, : weight.values.shape[0]]
 
     return run
