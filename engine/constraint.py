@@ -9,6 +9,7 @@ V is the size of the model's vocabulary, which may be larger than the tokenizer'
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -43,6 +44,7 @@ SHOWN_CHARACTERS = 200
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # json.dumps' own
 MEND = "correct it; docs/constraints.md tells what works"
 # llguidance has this attribute of a rule and leaves it to its caller, that is, does nothing about it.
+SCHEMA_WITHIN = re.compile(r"%json\s*(?=\{)")  # of a Lark grammar
 TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 
 
@@ -57,9 +59,9 @@ class Grammar:
     source: str
     where: str = field(default="", compare=False)
 
-    def fault(self, found: object, do: str = MEND) -> TfmError:
+    def fault(self, found: object, do: str | None = MEND, allowed: str | None = None) -> TfmError:
         """The error that says what is wrong with it."""
-        return TfmError(self.where or self.kind, found, do=do)
+        return TfmError(self.where or self.kind, found, allowed, do)
 
     def read(self) -> dict[str, Any]:
         """As one of llguidance's "grammars". Raises TfmError for what cannot be a grammar of its kind."""
@@ -79,6 +81,9 @@ class Grammar:
             case "grammar":
                 if TEMPERATURE.search(self.source):
                     raise self.fault("the attribute temperature, which has no effect here", "use --temperature")
+                for place in SCHEMA_WITHIN.finditer(self.source):
+                    with suppress(ValueError, RecursionError):  # llguidance tells of it
+                        self._check(json.JSONDecoder().raw_decode(self.source, place.end())[0])
                 return {"lark_grammar": self.source}
 
     def _schema(self) -> dict[str, Any]:
@@ -93,15 +98,13 @@ class Grammar:
             raise self.fault(shown(schema), "give a JSON schema, which is an object, true or false")
         if schema is False:
             raise self.fault("false, which no value matches")
-        if (wrong := check_schema(schema)) is not None:
-            raise self.fault(wrong, "correct or remove it")
+        self._check(schema)
         given = {} if schema is True else schema
-        layout = given.get("x-guidance", {})
-        if not isinstance(layout, dict):
-            raise self.fault(f"x-guidance: {shown(layout)}", "give an object there")
-        if layout.get("lenient"):
-            raise self.fault("x-guidance.lenient, which would ignore what is not supported", "remove it")
-        return {**given, "x-guidance": {**JSON_LAYOUT, **layout}}
+        return {**given, "x-guidance": {**JSON_LAYOUT, **given.get("x-guidance", {})}}
+
+    def _check(self, schema: object) -> None:
+        if (wrong := check_schema(schema)) is not None:
+            raise self.fault(wrong.found, "correct or remove it" if wrong.allowed is None else None, wrong.allowed)
 
 
 def _refuse(constant: str) -> None:
@@ -337,6 +340,8 @@ def _reason(error: str, grammar: Grammar) -> str:
     lines = error.splitlines() or ["no reason given"]
     if lines[0].startswith("NoExtension"):
         return "no text that it allows"
+    if "coerce_one_of" in lines[0]:
+        return "oneOf with schemas of which two may match one value; anyOf takes them"
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", lines[0])
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     reason = " ".join((told or lines[0][place.end() if place else 0 :]).split())
