@@ -6,9 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import shown
+from tfm.engine.fields import reason, shown
 
-NESTED = "lists or objects in each other without end"
 SPACE = b" \t\r\n"  # what JSON calls white space
 
 
@@ -19,10 +18,9 @@ def read_object(data: bytes, example: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise TfmError("row: not UTF-8", f"0x{data[error.start]:02x} at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise TfmError("row: not JSON", f"{error.msg} at character {error.pos + 1}") from None
+        raise TfmError("row: not JSON", f"{reason(error)} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
-        found = NESTED if isinstance(error, RecursionError) else error
-        raise TfmError("row: not JSON that can be read", found) from None
+        raise TfmError("row: not JSON that can be read", reason(error)) from None
     if not isinstance(values, dict):
         raise TfmError("row", shown(values), f"a JSON object, such as {example}")
     return values

@@ -213,7 +213,7 @@ class SamplingOptions:
         return params
 
 
-sampling_options = group("sampling", SamplingOptions, [
+_how_to_choose: list[Decorator] = [
     click.option("--temperature", type=NUMBER, metavar="X", help="0: the likeliest; default: the model's, else 0."),
     click.option("--top-k", type=WholeType(), metavar="K", help="Choose among the K likeliest tokens; 0: among all."),
     click.option("--top-p", type=NUMBER, metavar="P", help="Choose among the likeliest that have P together."),
@@ -222,8 +222,16 @@ sampling_options = group("sampling", SamplingOptions, [
     click.option("--presence-penalty", type=NUMBER, metavar="X", help="Make tokens of the answer less likely; 0: off."),
     click.option("--frequency-penalty", type=NUMBER, metavar="X", help="The same for each time one is there; 0: off."),
     click.option("--logit-bias", type=BiasType(), multiple=True, help="Add X to the logit of token ID. Repeatable."),
-    click.option("--seed", type=WholeType(), metavar="N", help="The same seed, the same answer; default: a new one."),
-])  # fmt: skip
+]  # fmt: skip
+
+
+def _seed(default: str) -> Decorator:
+    text = f"The same seed, the same answer; default: {default}."
+    return click.option("--seed", type=WholeType(), metavar="N", help=text)
+
+
+sampling_options = group("sampling", SamplingOptions, [*_how_to_choose, _seed("a new one")])
+row_sampling_options = group("sampling", SamplingOptions, [*_how_to_choose, _seed("the number of a row's line")])
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from typing import Any
 import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import Fields, read_json
-from tfm.engine.files import is_there, read_part
+from tfm.engine.fields import Fields, read_json, shown
+from tfm.engine.files import is_there, kind_of, read_part
 from tfm.engine.safetensors_file import DTYPE_BITS, TensorInfo, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 AGAIN = "download the model again"
+LONGEST_NAME = 255
 COMPARED_AT_ONCE = 1 << 22  # bytes
 
 NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4"}
@@ -124,7 +125,7 @@ class Checkpoint:
 
 def _find_tensors(folder: Path) -> dict[str, TensorInfo]:
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
+        found = kind_of(folder)
         raise TfmError(f"model folder {folder}", found, "a folder with config.json and *.safetensors")
     single, index = folder / SINGLE, folder / INDEX
     if is_there(single):
@@ -172,6 +173,8 @@ def _shard(index: Path, tensor: str, shard: object) -> str:
     allowed = "a file in the folder of the index"
     if not isinstance(shard, str) or not shard.strip() or "\0" in shard:
         raise TfmError(f"{index}: tensor {tensor}: file", repr(shard), allowed)
+    if len(shard) > LONGEST_NAME:
+        raise TfmError(f"{index}: tensor {tensor}: file", f"{shown(shard)}, {len(shard)} characters", allowed)
     for path in (PurePosixPath(shard), PureWindowsPath(shard)):
         if path.is_absolute() or path.drive or path.root or ".." in path.parts:
             raise TfmError(f"{index}: tensor {tensor}: file", repr(shard), allowed, "do not trust this model")

@@ -11,7 +11,7 @@ from typing import Literal
 from tfm.engine.architectures import ARCHITECTURES, OTHER_WORDS, PLAIN_WORDS, Architecture
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, is_integer, read_json, shown
-from tfm.engine.files import is_there
+from tfm.engine.files import is_there, kind_of
 from tfm.engine.quantized.mlx import Quantization, read_quantization
 from tfm.engine.rope import read_inv_freq
 
@@ -99,7 +99,7 @@ def read_config(folder: Path) -> ModelConfig:
     """The model in folder, from its config.json. Raises TfmError naming the field that is missing or not supported."""
     found = None
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
+        found = kind_of(folder)
     elif not is_there(folder / "config.json"):
         found = "no config.json in it"
     if found is not None:

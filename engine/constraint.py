@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import shown
+from tfm.engine.fields import reason, shown
 from tfm.engine.schema import check_schema
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ class Grammar:
         try:
             schema = json.loads(self.source, parse_constant=_refuse)
         except json.JSONDecodeError as error:
-            found = f"no JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+            found = f"no JSON: {reason(error)} in line {error.lineno}, column {error.colno}"
             raise self.fault(found, "give a JSON schema") from None
         except (ValueError, RecursionError) as error:
-            raise self.fault(f"no JSON that can be read: {error}", "give a JSON schema") from None
+            raise self.fault(f"no JSON that can be read: {reason(error)}", "give a JSON schema") from None
         if not isinstance(schema, dict | bool):
             raise self.fault(shown(schema), "give a JSON schema, which is an object, true or false")
         if schema is False:

@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 LARGEST_SIZE = 2**31 - 1
 SHOWN_CHARACTERS = 60
+NESTED = "lists or objects in each other without end"
 
 
 def read_json(path: Path, do: str | None = None) -> dict[str, object]:
@@ -29,13 +30,24 @@ def read_json(path: Path, do: str | None = None) -> dict[str, object]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"{error.msg} in line {error.lineno}, column {error.colno}"
+        place = f"{reason(error)} in line {error.lineno}, column {error.colno}"
         raise TfmError(f"file {path}: not JSON", place, do=mend) from error
     except (ValueError, RecursionError) as error:
-        raise TfmError(f"file {path}: not JSON that can be read", error) from error
+        raise TfmError(f"file {path}: not JSON that can be read", reason(error)) from error
     if not isinstance(found, dict):
         raise TfmError(f"file {path}", shown(found), "a JSON object", do)
     return found
+
+
+def reason(error: ValueError | RecursionError) -> str:
+    """Why a JSON text cannot be read: Python's words, but for those that end in mid-sentence or speak of Python."""
+    if isinstance(error, RecursionError):
+        return NESTED
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg.removesuffix(" at")  # what follows is a place
+    if "set_int_max_str_digits" in str(error):
+        return f"a whole number of more than {sys.get_int_max_str_digits()} digits"
+    return str(error)
 
 
 def shown(value: object) -> str:

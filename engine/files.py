@@ -23,6 +23,14 @@ KINDS = {
 }
 
 
+def kind_of(path: Path) -> str:
+    """What is there in a message that wanted a folder."""
+    try:
+        return KINDS.get(stat.S_IFMT(path.stat().st_mode), "a file")
+    except OSError:
+        return "nothing there"
+
+
 def open_file(path: Path, do: str = CHECK) -> BinaryIO:
     """The regular file at path, or behind the link there. Raises TfmError for another kind, or what cannot be read."""
     try:

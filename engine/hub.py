@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.engine.errors import TfmError
-from tfm.engine.files import expanded, open_file, read_text_bytes
+from tfm.engine.files import expanded, kind_of, open_file, read_text_bytes
 from tfm.engine.hub_cache import remove_damaged
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, imported, remove_other_versions
@@ -55,7 +55,7 @@ def resolve(
         return path
     if there and not path.is_dir():
         if path.suffix.lower() != ".gguf":
-            raise TfmError(f"model {ref}", "a file", FORMS, "give the folder that holds config.json")
+            raise TfmError(f"model {ref}", kind_of(path), FORMS, "give the folder that holds config.json")
         open_file(path).close()
         return _imported_gguf(path, progress, keep, refresh)
     if str(ref) == DEFAULT_MODEL:

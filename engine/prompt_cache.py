@@ -32,7 +32,7 @@ import numpy as np
 from tfm.engine.cache import Sequence, common_prefix
 from tfm.engine.checkpoint_writer import header_bytes
 from tfm.engine.errors import TfmError
-from tfm.engine.files import is_there, open_file
+from tfm.engine.files import is_there, kind_of, open_file
 from tfm.engine.identity import kernels_digest
 from tfm.engine.layers import Memory, padded
 from tfm.engine.safetensors_file import read_header_and_metadata
@@ -59,7 +59,7 @@ def check_path(path: Path) -> None:
     target = Path(os.path.realpath(path))
     folder, what = target.parent, f"prompt cache {path}"
     if not folder.is_dir():
-        found = "a file" if is_there(folder) else "nothing there"
+        found = kind_of(folder)
         raise TfmError(f"{what}: its folder {folder}", found, "a folder", f"make it, with mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise TfmError(f"{what}: its folder {folder}", "no right to write", do="give yourself that right (chmod u+w)")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import is_integer, shown
+from tfm.engine.fields import is_integer, reason, shown
 from tfm.engine.files import open_file
 
 DTYPE_BITS = {
@@ -86,7 +86,8 @@ def _parse(path: Path, text: bytes) -> dict[str, object]:
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise TfmError(f"file {path}: header: not JSON", error, do=f"{AGAIN}; is it a safetensors file?") from error
+        found = error if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else reason(error)
+        raise TfmError(f"file {path}: header: not JSON", found, do=f"{AGAIN}; is it a safetensors file?") from error
     if not isinstance(header, dict):
         raise TfmError(f"file {path}: header", shown(header), "a JSON object", AGAIN)
     return header

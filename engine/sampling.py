@@ -1,7 +1,8 @@
 """Logits to the next token. V is the vocabulary.
 
-The order is penalties, bias, top-k, top-p, min-p, temperature. The draw takes its one random number from a hash of
-the seed and the position, so a token depends on its own logits, settings and place and on nothing that ran before.
+The order is penalties, bias, constraint, top-k, top-p, min-p, temperature: the cuts look at the tokens that the
+constraint allows, and at their shares among themselves. The draw takes its one random number from a hash of the seed
+and the position, so a token depends on its own logits, settings and place and on nothing that ran before.
 """
 
 import math
@@ -29,7 +30,8 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of Sp
 MOST_TOP_K = 2**31 - 1
 RUN = 256
 TRIES = 8  # of the likeliest tokens under a constraint
-SMALLEST = np.finfo(np.float32).tiny  # temperatures below it take the likeliest token, and so does this
+# Temperatures below the first take the likeliest token, and those above the second any token alike: so do these two.
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _from_file(path: Path) -> SamplingParams:
         try:
             params = replace(params, **{name: value})
         except TfmError as error:
-            raise TfmError(f"{path}: field {written}: {error}") from None
+            raise TfmError(f"{path}: field {written}{str(error).removeprefix(name)}") from None
     return params
 
 
@@ -228,7 +230,8 @@ def not_finite(logits_V: Logits, position: int) -> TfmError:
 def log_sum_exp(logits_V: Logits) -> float:
     """log(sum(exp(logits))), with exponentials in float32 and their sum in float64."""
     largest = logits_V.max()
-    below_V = logits_V - largest
+    with np.errstate(over="ignore"):  # what is so far below the largest is 0
+        below_V = logits_V - largest
     return float(largest) + math.log(float(np.exp(below_V, out=below_V).sum(dtype=np.float64)))
 
 
@@ -251,9 +254,12 @@ def _largest(logits_V: Logits, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _change(logits_V: Logits, params: SamplingParams, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Logits:
-    """A copy with penalties and bias."""
+    """A copy with penalties and bias. What overflows is infinite, or NaN, which `_check_choice` tells of.
+
+    A bias of -inf bans its token whatever the penalties made of it.
+    """
     changed_V = logits_V.astype(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if params.repeat_penalty != 1.0:
             seen = np.unique(np.array([*prompt_ids, *answer_ids], np.int64))
             values = changed_V[seen]
@@ -262,25 +268,25 @@ def _change(logits_V: Logits, params: SamplingParams, prompt_ids: Sequence[int],
             seen, counts = np.unique(np.array(answer_ids, np.int64), return_counts=True)
             changed_V[seen] -= params.presence_penalty + params.frequency_penalty * counts
         for id_, bias in params.logit_bias.items():
-            changed_V[id_] += bias
+            changed_V[id_] = changed_V[id_] + bias if bias > -math.inf else bias
         return changed_V.astype(np.float32)
 
 
 def _draw(logits_V: Logits, params: SamplingParams, u: float) -> int:
     """The token at the share u of the distribution that top-k, top-p, min-p and temperature leave, in order of ids."""
     ids: npt.NDArray[np.intp] | None = None
-    if 0 < params.top_k < len(logits_V):
-        ids = np.flatnonzero(_largest(logits_V, params.top_k))
-    if params.top_p < 1.0:
-        ids = _nucleus(logits_V, ids, params.top_p)
-    kept = logits_V if ids is None else logits_V[ids]
-    below = kept - kept.max()
-    if params.min_p > 0.0:
-        likely = np.flatnonzero(below >= math.log(params.min_p))
-        ids, below = likely if ids is None else ids[likely], below[likely]
-    # In place: each array of this size more cost 0.1 ms, which the system took to find memory for it.
     with np.errstate(over="ignore", under="ignore"):
-        np.divide(below, max(np.float32(params.temperature), SMALLEST), out=below)
+        if 0 < params.top_k < len(logits_V):
+            ids = np.flatnonzero(_largest(logits_V, params.top_k))
+        if params.top_p < 1.0:
+            ids = _nucleus(logits_V, ids, params.top_p)
+        kept = logits_V if ids is None else logits_V[ids]
+        below = kept - kept.max()
+        if params.min_p > 0.0:
+            likely = np.flatnonzero(below >= math.log(params.min_p))
+            ids, below = likely if ids is None else ids[likely], below[likely]
+        # In place: each array of this size more cost 0.1 ms, which the system took to find memory for it.
+        np.divide(below, np.float32(min(max(params.temperature, SMALLEST), LARGEST)), out=below)
         weights = np.exp(below, out=below)
     place = _place(weights, u)
     return place if ids is None else int(ids[place])

@@ -183,7 +183,7 @@ def test_header_longer_than_file(tmp_path: Path, content: bytes, words: str) -> 
 
 @pytest.mark.parametrize(
     "shard",
-    ["/etc/hostname", "../other.safetensors", "s/../../other", "..\\other.safetensors", "C:\\", "\0", "", 5],
+    ["/etc/hostname", "../other.safetensors", "s/../../other", "..\\other.safetensors", "C:\\", "\0", "", 5, "s" * 999],
 )
 def test_shard_outside(tmp_path: Path, shard: object) -> None:
     """An index from the internet must not make tfm open files elsewhere on the machine."""
@@ -192,6 +192,8 @@ def test_shard_outside(tmp_path: Path, shard: object) -> None:
     write_tensors(tmp_path / "other.safetensors", {"a": A})
     write_index(folder, {"a": shard})
     with pytest.raises(TfmError, match=r"index\.json: tensor a: file: found .*in the folder"):
+        Checkpoint(folder)
+    with pytest.raises(TfmError, match=r"^.{0,400}$"):
         Checkpoint(folder)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tfm.engine.config import ModelConfig, check_vocabulary, read_config
 from tfm.engine.errors import TfmError
+from tfm.engine.hub import resolve
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -275,8 +276,11 @@ def test_true_is_not_one(tmp_path: Path) -> None:
         (b'{"model_type": "llama",}', "line 1, column"),
         (b"[]", "a JSON object"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not JSON that can be read: found lists or objects in each other without end$"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "can be read: found a whole number of more than 4300 digits$"),
+        (b'{"a": "\t"}', "found Invalid control character in line 1, column 8;"),
     ],
+    ids=range(7),
 )
 def test_not_json(tmp_path: Path, content: bytes, words: str) -> None:
     """A damaged config.json is one line with the file and the place, not a traceback."""
@@ -295,6 +299,10 @@ def test_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TfmError, match=r"model folder .*file: found a file"):
         read_config(tmp_path / "file")
+    with pytest.raises(TfmError, match="model folder /dev/null: found a device"):
+        read_config(Path("/dev/null"))
+    with pytest.raises(TfmError, match="model /dev/null: found a device"):
+        resolve("/dev/null")
 
 
 def test_vocabulary(tmp_path: Path) -> None:

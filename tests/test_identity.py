@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import checkpoints
 import pytest
 from parrot import write_parrot
 
-from tfm.engine import load, packed
+from tfm.engine import identity, load, packed
 from tfm.engine.identity import TEXT_FILES, kernels_digest, text_digest, weights_digest
 
 
@@ -68,6 +69,35 @@ def test_text_digest_tells_every_file(folder: Path, name: str) -> None:
     path.unlink()
     assert text_digest(folder) != changed
     assert weights_digest(folder) == weights
+
+
+def test_key_of_a_row_tells_what_made_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards rows of tfm batch -o that are taken for this run's, though the model's folder has become another."""
+    from tfm.cli.batch.rows import Defaults
+    from tfm.cli.batch.run import Keys
+    from tfm.cli.prompt import PromptOptions
+    from tfm.engine.sampling import SamplingParams
+
+    options = Defaults(PromptOptions(None, None, False, False, False), 8, (), None, SamplingParams(), False, None)
+    keys = []
+    changes = {
+        "nothing": b"",
+        "chat_template.jinja": b"{{ messages[0].content }}",
+        "generation_config.json": b"{}",
+        "tokenizer.json": (folder / "tokenizer.json").read_bytes() + b" ",
+        "config.json": (folder / "config.json").read_bytes() + b" ",
+        "model.safetensors": (folder / "model.safetensors").read_bytes()[:-1] + b"\1",
+    }
+    for name, data in changes.items():
+        if data:
+            (folder / name).write_bytes(data)
+        with closing(load(folder, threads=1)) as model:
+            keys.append(Keys(model, options).key(1, b"{}"))
+            assert keys[-1] == Keys(model, options).key(1, b"{}")
+    with closing(load(folder, threads=1)) as model:
+        monkeypatch.setattr(identity, "kernels_digest", lambda: "of another CPU")
+        keys.append(Keys(model, options).key(1, b"{}"))
+    assert len(set(keys)) == len(changes) + 1
 
 
 def test_kernels_digest_tells_the_cpu() -> None:

@@ -1,5 +1,6 @@
 """The file of answers: whole rows only, one writer, and what an earlier run has left."""
 
+import json
 import os
 import random
 import select
@@ -15,7 +16,7 @@ import pytest
 
 from tfm.cli.batch import row_order
 from tfm.cli.batch.resume import Done, Expected
-from tfm.cli.batch.row_file import RowFile
+from tfm.cli.batch.row_file import RowFile, RowStream
 from tfm.cli.batch.row_order import Turns, Waiting
 from tfm.cli.batch.rows import LONGEST_ROW_BYTES, next_row
 from tfm.cli.batch.written import read_written, row_begin, row_text
@@ -148,6 +149,20 @@ def test_many_rows_read_fast(tmp_path: Path) -> None:
 
 
 HOLD = "import sys; import tfm.cli.batch.row_file as f; rows = f.RowFile(sys.argv[1]); print(1, flush=True); input()"
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """The name of a model's folder, in every row: a file and a named pipe ended the run, where stdout had U+FFFD."""
+    row = row_text("é", 1, key(1), {"text": "🙂", "model": "m\udcff\udce9"})
+    with RowFile(str(tmp_path / "out")) as rows:
+        rows.append(row)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with open(reader, "rb") as pipe, RowStream.open(str(tmp_path / "pipe")) as stream:
+        stream.append(row)
+        written = [(tmp_path / "out").read_bytes(), os.read(pipe.fileno(), 1000)]
+    assert written[0] == written[1]
+    assert json.loads(written[0])["model"] == "m\ufffd\ufffd"
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:

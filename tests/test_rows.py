@@ -59,7 +59,7 @@ def text_of(model: Model, row: Mapping[str, Any], settings: Defaults | None = No
     [
         (b"{", "row: not JSON: found Expecting property name enclosed in double quotes at character 2"),
         (b'{"prompt": "a"} x', "row: not JSON: found Extra data at character 17"),
-        (b'{"prompt": "a\tb"}', "row: not JSON: found Invalid control character at at character 14"),
+        (b'{"prompt": "a\tb"}', "row: not JSON: found Invalid control character at character 14"),
         (b'"Hi"', 'row: found "Hi"; allowed: a JSON object, such as {"prompt": "Hi"}'),
         (b"[]", 'row: found []; allowed: a JSON object, such as {"prompt": "Hi"}'),
         (b'{"prompt": "\xff"}', "row: not UTF-8: found 0xff at byte 12"),
@@ -73,7 +73,7 @@ def text_of(model: Model, row: Mapping[str, Any], settings: Defaults | None = No
         (b'{"prompt": "a", "\\udc00": 1}', r"row: field \udc00: found half of a surrogate pair, U+DC00; allowed: text"),
         (b'{"prompt": "a", "stop": ["\\udfff"]}', "row: field stop: found half of a surrogate pair, U+DFFF"),
         (b"[" * 100_000, "row: not JSON that can be read: found lists or objects in each other without end"),
-        (b'{"seed": ' + b"1" * 5000 + b"}", "row: not JSON that can be read: found Exceeds the limit (4300 digits)"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "row: not JSON that can be read: found a whole number of more than 43"),
     ],
 )  # fmt: skip
 def test_lines_that_are_no_rows(data: bytes, message: str) -> None:
@@ -126,6 +126,10 @@ def test_id_of_a_row_with_faults() -> None:
     assert id_in(b'{"id": [7]}') is None
     assert id_in(b'{"id": "\\ud800"}') is None
     assert id_in(b'{"id": 7') is None
+    for fault in ('"prompt": "\\ud800x"', '"a": 1, "a": 2', '"a": NaN', '"a": {"id": 3}', '"seed": ' + "1" * 5000):
+        assert id_in(f'{{"id": 7, {fault}}}'.encode()) == 7
+    assert id_in(b'{"id": 7, "id": 8}') is None
+    assert id_in(b'[["id", 7]]') is None
 
 
 # ------------------------------------------------------------------------------------------------ values

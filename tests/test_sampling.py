@@ -98,6 +98,42 @@ def test_extreme_temperatures(logits_V: npt.NDArray[np.float32], temperature: fl
     assert (tokens == {int(logits_V.argmax())}) == (temperature < 1)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 1e-300}])
+@pytest.mark.parametrize("temperature", [5e-324, 1.0, 1e38, 1e39, 1e308])
+@pytest.mark.parametrize("largest", [5.0, 3e38])
+def test_settings_at_the_end_of_all_numbers(settings: dict[str, Any], temperature: float, largest: float) -> None:
+    """Temperatures that float32 has not drew a banned token, and with a warning of NumPy, as far logits did."""
+    logits = np.array([largest, -largest, largest, -largest, largest], np.float32)
+    params = SamplingParams(temperature=temperature, logit_bias={1: -math.inf, 2: -math.inf}, **settings)
+    is_out = "top_p" in settings or largest > 5  # float32 has no number for such a distance: its share is 0
+    shares = np.array([1.0, 0.0, 0.0, 0.0 if is_out else math.exp(max(-2 * largest / temperature, -700.0)), 1.0])
+    counts = Counter(sample(logits, params, 3, position).id for position in range(600))
+    assert np.abs(np.array([counts[i] for i in range(5)]) / 600 - shares / shares.sum()).max() < 0.08
+    assert math.isfinite(sample(logits, params, 3, 0).logprob)
+
+
+@pytest.mark.filterwarnings("error")
+def test_penalties_at_the_end_of_all_numbers() -> None:
+    """What overflowed, and what was then taken from it, was NaN with a warning; a ban did not hold any more."""
+    logits = np.array([2.0, -1.0, 1.0], np.float32)
+    far = {"presence_penalty": 1e308, "frequency_penalty": 1e308}
+    for temperature in (0.0, 1e308):
+        params = SamplingParams(temperature=temperature, **far)
+        found = {sample(logits, params, 0, position, [], [0, 0, 0]).id for position in range(50)}
+        assert found == ({2} if temperature == 0 else {1, 2})
+        banned = SamplingParams(temperature, repeat_penalty=1e-320, logit_bias={0: -math.inf})
+        assert {sample(logits, banned, 0, i, [0], []).id for i in range(50)} <= {1, 2}
+    for settings in (
+        {"repeat_penalty": 1e-320, **far},
+        {"repeat_penalty": 1e-320},
+        {"frequency_penalty": -1e308},
+        {"presence_penalty": -1e308, "logit_bias": {0: 1e308}},
+    ):
+        with pytest.raises(TfmError, match=r"penalties and logit_bias: found (nan|inf) as the largest logit"):
+            sample(logits, SamplingParams(**settings), 0, 0, [], [0, 0, 0])
+
+
 @pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": VOCAB}, {"top_k": 2**31 - 1}, {"top_p": 1}, {"min_p": 0}])
 def test_widest_settings_change_nothing(logits_V: npt.NDArray[np.float32], settings: dict[str, Any]) -> None:
     """A setting at its widest is the same as none."""
@@ -155,6 +191,41 @@ def test_order_of_the_settings() -> None:
     assert drawn(logits, top_k=1, logit_bias={2: 5.0}) == {2}
     shares = np.array([0.5, 0.3, 0.2])
     assert drawn(np.log(shares).astype(np.float32), top_k=2, top_p=0.6, temperature=100.0) == {0}
+
+
+class Only:
+    """A constraint that allows these ids alone."""
+
+    def __init__(self, *ids: int) -> None:
+        self._ids = ids
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        return np.isin(np.arange(VOCAB), self._ids)
+
+    def allows(self, id_: int) -> bool:
+        return id_ in self._ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 3, "top_p": 0.7}, {"top_k": 3, "min_p": 0.6}],
+)
+def test_cuts_are_among_what_the_constraint_allows(settings: dict[str, Any]) -> None:
+    """A cut before the constraint left none of its tokens, or one where several were to stay.
+
+    The reference takes the allowed logits out as a vocabulary of their own, and cuts these by the definitions.
+    """
+    logits = np.random.default_rng(4).normal(0, 0.3, VOCAB).astype(np.float32)
+    allowed = np.array([3, 200, 201, 500, 996])
+    logits[allowed] = np.log(np.array([0.1, 0.4, 0.05, 0.2, 0.25], np.float32)) - 20
+    order = allowed[np.argsort(-logits[allowed], kind="stable")][: settings.get("top_k")]
+    shares = softmax(logits[order])
+    order = order[: int(np.argmax(np.cumsum(shares) >= settings.get("top_p", 1.0) - 1e-6)) + 1]
+    wanted = set(order[np.exp(logits[order] - logits[order].max()) >= settings.get("min_p", 0.0)].tolist())
+    params = SamplingParams(temperature=1.0, **settings)
+    constraint: Any = Only(*allowed.tolist())
+    assert {sample(logits, params, 6, position, constraint=constraint).id for position in range(400)} == wanted
+    assert 1 < len(wanted) < len(allowed)
 
 
 def test_repeat_penalty() -> None:
@@ -337,8 +408,9 @@ def test_from_folder(tmp_path: Path, content: Any, given: dict[str, Any], wanted
         ({"do_sample": 1}, "field do_sample: found 1; allowed: true, false"),
         ({"do_sample": True, "temperature": -1}, "field temperature: .*found -1"),
         ({"do_sample": True, "temperature": "hot"}, "field temperature: .*found hot"),
-        ({"top_p": 2}, "field top_p: .*found 2"),
-        ({"repetition_penalty": 0}, "field repetition_penalty: .*found 0"),
+        ({"top_p": 2}, "field top_p: found 2"),
+        ({"top_k": -1}, "field top_k: found -1"),
+        ({"repetition_penalty": 0}, "field repetition_penalty: found 0"),
     ],
 )  # fmt: skip
 def test_faults_of_generation_config(tmp_path: Path, content: Any, message: str) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tfm.cli.json_row import NESTED, SPACE, meant, read_object
+from tfm.cli.json_row import SPACE, meant, read_object
 from tfm.cli.prompt import PromptOptions
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import Fields, is_integer, shown
+from tfm.engine.fields import NESTED, Fields, is_integer, shown
 
 if TYPE_CHECKING:
     from tfm.cli.lines import Lines
@@ -174,10 +174,22 @@ def row_id(value: object) -> Id:
 
 
 def id_in(data: bytes) -> Id:
-    """The id of a row that may have faults; None where it has none that is good for anything."""
+    """The id of a row that may have faults elsewhere; None where it has none that is good for anything."""
     try:
-        return row_id(_read_object(data).get("id"))
-    except TfmError:
+        pairs = json.loads(data.decode(), object_pairs_hook=tuple, parse_int=_whole)
+        ids = [value for name, value in pairs if name == "id"] if isinstance(pairs, tuple) else []
+        id_ = row_id(ids[0]) if len(ids) == 1 else None
+        str(id_).encode()
+    except (TfmError, ValueError, RecursionError):
+        return None
+    return id_
+
+
+def _whole(digits: str) -> int | None:
+    """A whole number; None for one that Python does not read."""
+    try:
+        return int(digits)
+    except ValueError:
         return None
 
 

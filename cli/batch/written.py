@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from tfm.cli.output import encoded
 from tfm.engine.errors import TfmError
 
 BEGIN = re.compile(
@@ -18,8 +19,12 @@ OTHER = "give another -o, or remove this file"
 
 
 def row_text(id_: object, line: int, key: str, content: dict[str, Any]) -> str:
-    """A row as it is written, without LF. content begins with text or error."""
-    return json.dumps({"id": id_, "line": line, "key": key, **content}, ensure_ascii=False)
+    """A row as it is written, without LF. content begins with text or error.
+
+    A byte of a name that is no UTF-8, as the model's may have, is U+FFFD in it, wherever it goes to.
+    """
+    text = json.dumps({"id": id_, "line": line, "key": key, **content}, ensure_ascii=False)
+    return encoded(text, "replace").decode()
 
 
 def row_begin(id_: object, line: int, key: str) -> bytes:

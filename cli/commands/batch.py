@@ -119,7 +119,7 @@ run_options = options.group("how", RunOptions, [
 @run_options
 @beginning_cache_options
 @row_options
-@options.sampling_options
+@options.row_sampling_options
 @constraint_options
 @options.model_options
 @options.quiet_option
