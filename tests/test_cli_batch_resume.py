@@ -237,3 +237,26 @@ def test_out_that_is_taken_away(endless_parrot: Path, mixed: tuple[Path, bytes],
         _, error = process.communicate(b'{"prompt": "\\n", "max_tokens": 1}\n', timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert b"removed or renamed" in error
+
+
+@pytest.mark.parametrize("content", [b"", b"a line of another program\n"])
+def test_out_that_another_program_changes(endless_parrot: Path, tmp_path: Path, content: bytes) -> None:
+    """`: > OUT` or `echo ... > OUT` in mid-run: answers were gone, and the status was 0. Each answer is in OUT before
+    the next row is there, so that `kill -9` loses nothing that was finished."""
+    out, row = tmp_path / "out", b'{"prompt": "\\n", "max_tokens": 1}\n'
+    command = [TFM, "batch", "--raw", "-m", endless_parrot, "-o", out]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment()) as process:
+        assert process.stdin is not None
+        for number in (1, 2, 3):
+            process.stdin.write(row)
+            process.stdin.flush()
+            while not out.exists() or out.read_bytes().count(b"\n") < number:
+                assert process.poll() is None
+                time.sleep(0.001)
+        written = out.stat().st_size
+        out.write_bytes(content)
+        told, error = process.communicate(row, timeout=TIMEOUT_S)
+    found = f"found {len(content)} bytes, changed by another program while answers were written to it"
+    assert (process.returncode, told) == (1, b"")
+    assert error.startswith(f"tfm: file {out}: {found}; allowed: the {written} that were written; put right".encode())
+    assert (error.count(b"\n"), out.read_bytes()) == (1, content)

@@ -145,6 +145,23 @@ def test_many_rows_read_fast(tmp_path: Path) -> None:
     assert found == [(line, len(row) + 1) for line, row in enumerate(rows, 1)]
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_file_that_an_editor_gave_other_line_ends(tmp_path: Path, in_order: bool) -> None:
+    """Rows behind which an editor had put CRs counted as done, and rows with LFs alone followed."""
+    path, content = tmp_path / "out", whole(range(1, 4)).replace(b"}\n", b"}\r\n")
+    path.write_bytes(content)
+    with pytest.raises(TfmError, match=f"^file {path}: line 1: found a CR before its LF; allowed: rows as tfm batch"):
+        resume(path, in_order=in_order)
+    assert path.read_bytes() == content
+
+
+def test_empty_file_of_waiting_rows_is_taken_over(tmp_path: Path) -> None:
+    """A run that was killed at its start leaves one: it must not be in the way of the next, nor stay for ever."""
+    (tmp_path / "out.waiting").touch()
+    assert resume(tmp_path / "out").count == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 # ------------------------------------------------------------------------------------------------ one writer
 
 
@@ -182,6 +199,68 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
     with RowFile(str(path)) as rows:
         rows.append(answer(1))
     assert path.read_bytes() == whole(range(1, 2))
+
+
+def test_row_is_in_the_file_when_it_is_written(tmp_path: Path) -> None:
+    """Rows stood in a buffer, and `kill -9` took those with it that had been reported as finished."""
+    path = tmp_path / "out"
+    with RowFile(str(path)) as rows:
+        turns = Turns(rows.append, rows.waiting, in_order=True)
+        for line in range(1, ROWS + 1):
+            turns.begin(line)
+        for line in range(2, ROWS + 1, 2):
+            turns.finish(line, answer(line))
+            assert (tmp_path / "out.waiting").read_bytes().endswith(f"{answer(line)}\n".encode())
+            turns.finish(line - 1, answer(line - 1))
+            assert path.read_bytes() == whole(range(1, line + 1))
+
+
+CHANGES = {"cut": b"", "cut in a row": whole(range(1, 2))[:-9], "appended": whole(range(1, 3)) + b"a line of another\n"}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_at_end", [True, False])
+def test_file_that_another_program_changes(tmp_path: Path, change: str, is_at_end: bool) -> None:
+    """`: > OUT` during a run, or a line that another program appended, and the run ended with status 0. What is there
+    then is not tfm's to touch."""
+    path, content = tmp_path / "out", CHANGES[change]
+    told = f"^file {path}: found {len(content)} bytes, changed by another program .*; allowed: the "
+
+    def work() -> None:
+        with RowFile(str(path)) as rows:
+            for line in (1, 2):
+                rows.append(answer(line))
+            path.write_bytes(content)
+            if not is_at_end:
+                rows.append(answer(3))
+
+    with pytest.raises(TfmError, match=told):
+        work()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"out": content}
+
+
+@pytest.mark.parametrize("content", [b"", b"a diary\n"])
+def test_waiting_rows_that_another_program_changes(tmp_path: Path, content: bytes) -> None:
+    """An answer that was gone from the file of waiting rows was a bug in tfm, or other bytes were taken for it."""
+    path = tmp_path / "out"
+    beside = tmp_path / "out.waiting"
+    told = f"^file {beside}: found {len(content)} bytes, changed by another program"
+
+    def work(line: int) -> None:
+        with RowFile(str(path)) as rows:
+            turns = Turns(rows.append, rows.waiting, in_order=True)
+            for begun in (1, 2, 3):
+                turns.begin(begun)
+            turns.finish(2, answer(2))
+            beside.write_bytes(content)
+            turns.finish(line, answer(line))
+
+    for line in (1, 3):  # one that brings line 2 in its turn, and one that has to wait
+        with pytest.raises(TfmError, match=told):
+            work(line)
+        assert beside.read_bytes() == content
+        beside.unlink()
+        path.unlink(missing_ok=True)
 
 
 def test_file_that_got_nothing_is_taken_away(tmp_path: Path) -> None:

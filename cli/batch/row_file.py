@@ -84,7 +84,7 @@ class RowFile:
 
     def append(self, row: str) -> None:
         """Write a row, whole. Raises TfmError where that fails; the file is then as it was."""
-        self._check_name()
+        self._check()
         data = memoryview(f"{row}\n".encode())
         written = 0
         try:
@@ -92,7 +92,8 @@ class RowFile:
                 written += os.write(self._descriptor, data[written:])
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
+                if written and os.fstat(self._descriptor).st_size == self._end + written:
+                    os.ftruncate(self._descriptor, self._end)
             raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
         self._end += written
 
@@ -102,12 +103,17 @@ class RowFile:
             return os.path.samestat(self.status, os.stat(self._path))
         return False
 
-    def _check_name(self) -> None:
-        """Raises TfmError where the file was removed or renamed: nobody would find what is written to it."""
-        if self._has_its_name:
-            return
-        found = "another file, or none: it was removed or renamed while answers were written to it"
-        raise TfmError(f"file {self.name}", found, do="run the same command again")
+    def _check(self) -> None:
+        """Raises TfmError where the file was removed or renamed, so that nobody would find what is written to it, or
+        where another program wrote to it or cut it; what that left is not touched."""
+        if not self._has_its_name:
+            found = "another file, or none: it was removed or renamed while answers were written to it"
+            raise TfmError(f"file {self.name}", found, do="run the same command again")
+        size = os.fstat(self._descriptor).st_size
+        if size != self._end:
+            found = f"{size} bytes, changed by another program while answers were written to it"
+            do = "put right what it did, and run the same command again; or give another -o"
+            raise TfmError(f"file {self.name}", found, f"the {self._end} that were written", do)
 
     def abandon(self) -> None:
         """Take away what was made for this run and holds no row. For another thread, before it ends the process."""
@@ -115,8 +121,8 @@ class RowFile:
         self._take_away()
 
     def _take_away(self) -> None:
-        """Remove the file, if this run made it and nothing is in it."""
-        if self._is_new and not os.fstat(self._descriptor).st_size and self._has_its_name:
+        """Remove the file, if this run made it and nothing is in it, nor ever was."""
+        if self._is_new and not self._end and not os.fstat(self._descriptor).st_size and self._has_its_name:
             self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -125,12 +131,17 @@ class RowFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            os.fsync(self._descriptor)
-        else:
-            self._take_away()
-        self.waiting.close(is_needed=error is not None)
-        os.close(self._descriptor)
+        is_done = False
+        try:
+            if error is None:
+                self._check()
+                os.fsync(self._descriptor)
+                is_done = True
+            else:
+                self._take_away()
+        finally:
+            self.waiting.close(is_needed=not is_done)
+            os.close(self._descriptor)
 
 
 class RowStream:

@@ -20,8 +20,9 @@ SMALL_BYTES = 1 << 20  # so much that nobody needs may stand in the file of wait
 class Waiting:
     """Rows that wait for their turn, by line. Memory holds only where they stand in the file.
 
-    With a path the file outlives a killed process: the next run takes over the rows that it finds there. Without one
-    the file has no name, and is made when the rows are too many for memory.
+    With a path the file outlives a killed process: the next run takes over the rows that it finds there. An empty one
+    is taken over as well, and is gone at the end: a process killed at its start leaves such a file, and nothing in it
+    can be lost. Without a path the file has no name, and is made when the rows are too many for memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -75,6 +76,7 @@ class Waiting:
 
     def put(self, line: int, row: str) -> None:
         """Raises TfmError where the file cannot be written; it is then as it was."""
+        self._check()
         data = f"{row}\n".encode()
         try:
             self._write(self._file, self._end, data)
@@ -87,12 +89,21 @@ class Waiting:
         self._live_bytes += len(data)
 
     def read(self, line: int) -> str:
-        """The row of a line, without LF."""
+        """The row of a line, without LF. Raises TfmError where another program changed the file."""
+        self._check()
         place, size = self._places[line]
         self._file.seek(place)
         data = self._file.read(size)
-        assert len(data) == size, "the file of waiting rows was cut"
         return data[:-1].decode()
+
+    def _check(self) -> None:
+        if self._path is None:
+            return
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self._end:
+            found = f"{size} bytes, changed by another program while answers waited in it"
+            do = "remove it, and run the same command again"
+            raise TfmError(self._name, found, f"the {self._end} that were written", do)
 
     def drop(self, line: int) -> None:
         """Forget a row, which is somewhere else by now. What nobody needs is taken out of the file now and then."""

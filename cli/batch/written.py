@@ -16,6 +16,7 @@ BEGIN = re.compile(
 FIRST_BYTES = b'{"id": '
 SHOWN_BYTES = 60
 OTHER = "give another -o, or remove this file"
+WITHOUT_CR = "take out each CR, with tr -d '\\r', or give another -o"
 
 
 def row_text(id_: object, line: int, key: str, content: dict[str, Any]) -> str:
@@ -60,6 +61,8 @@ def read_written(name: str, file: IO[bytes]) -> Iterator[Written]:
             yield Written(place, 0, "", None, len(data), data)
             return
         match = None if is_cut else BEGIN.match(data)
+        if match and data.endswith(b"\r\n"):  # an editor's work; what is appended would end in another way
+            raise TfmError(f"{name}: line {place}", "a CR before its LF", "rows as tfm batch wrote them", WITHOUT_CR)
         try:
             error = json.loads(data).get("error") if match else None
         except ValueError:
