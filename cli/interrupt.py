@@ -1,4 +1,5 @@
-"""Ctrl-C ends the process within a moment, whatever it is doing, with status 130; so do SIGTERM (143) and SIGHUP (129).
+"""Ctrl-C ends the process within a moment, whatever it is doing, with status 130; so do SIGTERM (143), SIGHUP (129) and
+SIGQUIT (131).
 
 Python runs a signal's handler between two of its own instructions. A long forward pass or a compilation is one
 instruction, and a library may wait for its threads. So the signal's number is also written into a pipe, at once
@@ -17,11 +18,12 @@ from types import FrameType
 
 GRACE_S = 1.0
 STATUS = 128  # and the signal's number, as shells have it
-OTHERS = (signal.SIGTERM, signal.SIGHUP)  # kill and service managers send the one, a terminal that is closed the other
+OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by kill and service managers; a closed terminal; Ctrl-\
+TAKEN_AWAY = "ignored due to race condition"  # how Python tells of a signal that came while its handler was taken away
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: ends what Ctrl-C ends, and also a chat, of which Ctrl-C ends only an answer."""
+    """SIGTERM and its like: ends what Ctrl-C ends, and also a chat, of which Ctrl-C ends only an answer."""
 
 
 @dataclass
@@ -29,11 +31,12 @@ class Stop:
     """The handler of the signals that end the process; number is that of the first that came.
 
     It tells the thread that waits at the other end of writer: a library may have taken the wakeup descriptor for
-    itself (asyncio), or swallow the exception (a bare except).
+    itself (asyncio), or swallow the exception (a bare except). end is called in place of raising (`Wish.handed`).
     """
 
     writer: int | None = None
     number: int | None = None
+    end: Callable[[], None] | None = None
 
     @property
     def status(self) -> int:
@@ -41,26 +44,22 @@ class Stop:
         return STATUS + (self.number or signal.SIGINT)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.number = self.number or number
+        if self.number is not None:
+            return  # the end is near, and nothing is to be left half-done
+        self.number = number
         if self.writer is not None:
             with suppress(BlockingIOError):
                 os.write(self.writer, bytes([number]))
-        if signal.getsignal(signal.SIGINT) is self:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C waits for nothing
-        for other in OTHERS:
-            if signal.getsignal(other) is self:
-                signal.signal(other, signal.SIG_IGN)  # the end is near, and nothing is to be left half-done
+        if number == signal.SIGINT and signal.getsignal(number) is self:
+            signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C waits for nothing
+        if self.end is not None:
+            self.end()
+            return
         raise KeyboardInterrupt if number == signal.SIGINT else Stopped
 
 
-def be_quiet() -> None:
-    """While modules are imported Ctrl-C simply ends the process. Where it is ignored (a shell's &) it stays so."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def listen(last_words: Callable[[], None]) -> Stop:
-    """From now on Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, and end it after GRACE_S.
+    """From now on these signals raise KeyboardInterrupt in the main thread, and end the process after GRACE_S.
 
     A signal that is ignored (a shell's &, nohup) stays so. last_words is done before the process is ended from the
     side; it must be quick, and runs in another thread.
@@ -69,7 +68,7 @@ def listen(last_words: Callable[[], None]) -> Stop:
     stop = Stop(writer)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reader, last_words), daemon=True).start()
+    threading.Thread(target=_watch, args=(reader, stop, last_words), daemon=True).start()
     for number in (signal.SIGINT, *OTHERS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, stop)
@@ -78,42 +77,66 @@ def listen(last_words: Callable[[], None]) -> Stop:
 
 
 def _pass_over_stops(event: "sys.UnraisableHookArgs") -> None:
-    """A stop that came in a callback, of which Python can only tell, is no fault: the other thread ends the process."""
-    if not issubclass(event.exc_type, KeyboardInterrupt):
+    """What Python can only tell of signals is no fault: a stop that came in a callback, where the other thread ends the
+    process, and a signal that came while a library took its handler away."""
+    is_race = isinstance(event.exc_value, OSError) and str(event.exc_value).endswith(TAKEN_AWAY)
+    if not is_race and not issubclass(event.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(event)
 
 
 @dataclass
 class Wish:
-    """Whether Ctrl-C was pressed since `begin`. descriptor is where a thread waits for the other signals."""
+    """Whether Ctrl-C was pressed since `begin`. descriptor is where a thread waits for the other signals, stop what
+    handles those."""
 
     descriptor: int = -1
+    stop: Stop | None = None
     to_stop: bool = False
+    end: Callable[[], None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.to_stop = True
+        if self.end is not None:
+            self.end()
 
     def begin(self) -> None:
-        """Work begins that may be wished to stop. A line editor has had the signals to itself until now."""
+        """Work begins that may be wished to stop. A line editor has had the wakeup descriptor to itself until now."""
         self.to_stop = False
         if self.descriptor >= 0:
             signal.set_wakeup_fd(self.descriptor, warn_on_full_buffer=False)
 
+    @contextmanager
+    def handed(self, end: Callable[[], None]) -> Iterator[None]:
+        """Inside, signals raise nothing: an event loop would be left as it is, or swallow it. Each calls `end`, which
+        lets the work inside come to its end soon; and there KeyboardInterrupt or Stopped is raised, once."""
+        stop = self.stop or Stop()
+        self.to_stop, self.end, stop.end = False, end, end
+        try:
+            yield
+        finally:
+            self.end = stop.end = None
+            if stop.number is not None:
+                raise Stopped
+            if self.to_stop:
+                raise KeyboardInterrupt
+
 
 @contextmanager
 def noted() -> Iterator[Wish]:
-    """Inside, Ctrl-C ends nothing and is only noted; whoever works looks for it between two steps.
-
-    What is inside may set handlers of its own, as prompt-toolkit does while it waits for a key.
-    """
-    stop, wish = signal.getsignal(signal.SIGINT), Wish(signal.set_wakeup_fd(-1))
-    is_heard = isinstance(stop, Stop)  # and not ignored
+    """Inside, Ctrl-C ends nothing and is only noted; whoever works looks for it between two steps."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *OTHERS)}
+    stop = next((handler for handler in handlers.values() if isinstance(handler, Stop)), None)
+    wish = Wish(signal.set_wakeup_fd(-1), stop)
+    is_heard = isinstance(handlers[signal.SIGINT], Stop)  # and not ignored
     if is_heard:
-        signal.signal(signal.SIGINT, lambda number, frame: setattr(wish, "to_stop", True))
+        signal.signal(signal.SIGINT, wish)
     wish.begin()
     try:
         yield wish
     finally:
         wish.begin()
         if is_heard:
-            signal.signal(signal.SIGINT, stop)
+            signal.signal(signal.SIGINT, handlers[signal.SIGINT])
 
 
 @contextmanager
@@ -134,7 +157,7 @@ def held() -> Iterator[None]:
             signal.raise_signal(first)
 
 
-def _watch(reader: int, last_words: Callable[[], None]) -> None:
+def _watch(reader: int, stop: Stop, last_words: Callable[[], None]) -> None:
     number = 0
     while not number:
         number = next((found for found in os.read(reader, 64) if _is_to_end(found)), 0)
@@ -142,7 +165,7 @@ def _watch(reader: int, last_words: Callable[[], None]) -> None:
     ending = threading.Thread(target=last_words, daemon=True)  # may find a pipe that is full and that nobody empties
     ending.start()
     ending.join(GRACE_S)
-    os._exit(STATUS + number)
+    os._exit(STATUS + (stop.number or number))  # of several at once, Python may have handled another one first
 
 
 def _is_to_end(number: int) -> bool:

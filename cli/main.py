@@ -1,22 +1,33 @@
 """The command `tfm`: from the process's start to its exit status. Light, so that Ctrl-C is quiet from the first moment.
 
-Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP), 141
-nobody reads stdout any more.
+Exit statuses: 0 done, 1 could not do it, 2 wrong usage, 130 stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP, 131 by
+SIGQUIT), 141 nobody reads stdout any more.
 """
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where it is ignored (a shell's &) it stays so
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is more to end, Ctrl-C simply ends the process
+
 import atexit
+import errno
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 from tfm.cli import interrupt
-
-if TYPE_CHECKING:
-    from tfm.cli.output import Output
+from tfm.cli.output import Output, say
 
 YOUNG_OBJECTS = 100_000  # so many more before garbage is looked for: a start makes more than that, and no garbage
 DONE, FAILED, WRONG_USAGE, NOBODY_READS = 0, 1, 2, 141
+MEMORY = "memory: not enough; use a smaller model, lower --ctx or --kv-type q8"
+LIBRARY = "memory: a library cannot be loaded; allow this process more (ulimit -v)"
+THREADS = "threads: this process may start no more; allow it more processes or memory (ulimit -u, ulimit -v)"
+FILES = "open files: this process may have no more; raise the limit (ulimit -n)"
+SCARCE = {errno.EMFILE: FILES, errno.ENFILE: FILES, errno.ENOMEM: MEMORY}
+NOT_LOADED = {"failed to map segment": LIBRARY, "cannot allocate memory": LIBRARY, "error 24": FILES}
+"""In the words of the loader of shared libraries."""
 
 
 def main() -> int:
@@ -32,7 +43,6 @@ def main() -> int:
 
 
 def _main() -> int:
-    interrupt.be_quiet()
     _fill_closed_streams()
     if not _debugging():
         sys.excepthook = _report_bug
@@ -46,15 +56,10 @@ def _main() -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from tfm.cli.app import complete_in_shell
-    from tfm.cli.output import Output
-
     if sys.stdout is not None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     output = Output()
     stop = interrupt.listen(lambda: _last_words(output))
-    if "_TFM_COMPLETE" in os.environ:
-        return complete_in_shell(os.environ["_TFM_COMPLETE"])
     try:
         status = _invoke(arguments, output)
     except KeyboardInterrupt:
@@ -63,22 +68,21 @@ def _run(arguments: list[str]) -> int:
     return status if stop.number is None else stop.status  # also when something failed then: the terminal may be gone
 
 
-def _invoke(arguments: list[str], output: "Output") -> int:
-    """The command line's command, and what there is to say when it cannot be done; the exit status."""
+def _invoke(arguments: list[str], output: Output) -> int:
+    """The command line's command, or what a shell completes, and what there is to say when it cannot be done; the exit
+    status."""
     import click
 
-    from tfm.cli.app import app, explain
-    from tfm.cli.output import say
+    from tfm.cli.app import app, complete_in_shell, explain
     from tfm.engine.errors import TfmError
 
     try:
+        if "_TFM_COMPLETE" in os.environ:
+            return _status_of_click(complete_in_shell(os.environ["_TFM_COMPLETE"]))
         with app.make_context("tfm", arguments, obj=output) as context:
             app.invoke(context)
     except click.exceptions.Exit as end:
-        if end.exit_code == DONE and sys.stdout is None:  # help and the version: click prints them nowhere
-            say("tfm: stdout: found closed; allowed: a file, a pipe or a terminal to write the result to")
-            return FAILED
-        return end.exit_code
+        return _status_of_click(end.exit_code)
     except click.UsageError as error:
         say(explain(error))
         return WRONG_USAGE
@@ -97,6 +101,14 @@ def _invoke(arguments: list[str], output: "Output") -> int:
     return DONE
 
 
+def _status_of_click(status: int) -> int:
+    """Of help, the version and completion: where stdout is closed, click prints them nowhere and says nothing."""
+    if status == DONE and sys.stdout is None:
+        say("tfm: stdout: found closed; allowed: a file, a pipe or a terminal to write the result to")
+        return FAILED
+    return status
+
+
 def _end_at_once(ended: list[int]) -> None:
     """After everything else that is done at exit: leave the rest to the system, which takes memory back faster.
 
@@ -112,7 +124,7 @@ def _end_at_once(ended: list[int]) -> None:
         os._exit(ended[0])
 
 
-def _last_words(output: "Output") -> None:
+def _last_words(output: Output) -> None:
     """Before the process is ended from the side, which passes over what is done at exit."""
     output.last_words()
     if "tfm.engine.store" in sys.modules:
@@ -122,6 +134,8 @@ def _last_words(output: "Output") -> None:
 
 
 def _in_words(error: OSError) -> str:
+    if error.errno in SCARCE:
+        return SCARCE[error.errno]
     return f"{error.filename}: {error.strerror}" if error.filename else f"stdout: {error.strerror}"
 
 
@@ -131,13 +145,23 @@ def _debugging() -> bool:
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: object) -> None:
     """The last resort for an exception that nobody foresaw."""
-    from tfm.cli.output import say
-
-    if isinstance(error, MemoryError):
-        say("tfm: memory: not enough; use a smaller model, lower --ctx or --kv-type q8")
+    scarce = _what_is_scarce(error)
+    if scarce is not None:
+        say(f"tfm: {scarce}")
         return
     reason = " ".join(str(error).split()) or "no reason given"
     say(f"tfm: a bug in tfm: {kind.__name__}: {reason}; TFM_DEBUG=1 shows where it happened, please report it")
+
+
+def _what_is_scarce(error: BaseException) -> str | None:
+    """What the system has too little of, or allows too little of; None for all other errors."""
+    if isinstance(error, MemoryError):
+        return MEMORY
+    if isinstance(error, OSError):
+        return SCARCE.get(error.errno or 0)
+    if isinstance(error, ImportError):
+        return next((scarce for words, scarce in NOT_LOADED.items() if words in str(error).lower()), None)
+    return THREADS if isinstance(error, RuntimeError) and str(error) == "can't start new thread" else None
 
 
 def _fill_closed_streams() -> None:
@@ -151,6 +175,7 @@ def _fill_closed_streams() -> None:
 
 def _drop_stdout() -> None:
     """Let what is still buffered go nowhere, or Python complains about it at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
+    with suppress(OSError):  # no more files can be opened; then what complains at exit is passed over there
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

@@ -36,6 +36,16 @@ class Terminal:
         return termios.tcgetattr(self._terminal)
 
     @property
+    def marks_pastes(self) -> bool:
+        """Whether a paste would come with marks around it, which a shell does not expect."""
+        return self._data.rfind(READY.encode()) > self._data.rfind(READY.replace("h", "l").encode())
+
+    @property
+    def data(self) -> bytes:
+        """All that the terminal got, escape sequences too."""
+        return self._data
+
+    @property
     def shown(self) -> str:
         return ESCAPES.sub("", self._data.decode(errors="replace").replace(READY, "{prompt}"))
 
@@ -62,6 +72,13 @@ class Terminal:
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         os.kill(self._process, number)
+
+    def interrupt_at_once(self, *numbers: int) -> None:
+        """Several signals, all of which are there before Python looks for one."""
+        os.kill(self._process, signal.SIGSTOP)
+        os.waitpid(self._process, os.WUNTRACED)
+        for number in (*numbers, signal.SIGCONT):
+            os.kill(self._process, number)
 
     def hang_up(self) -> int:
         """Close the terminal's window, and wait for the end; the exit status."""
@@ -105,9 +122,12 @@ def history_of(home: Path) -> Path:
 
 
 @contextmanager
-def chat(model: Path, *options: str, home: Path, term: str = "xterm", **env: str | None) -> Iterator[Terminal]:
+def chat(
+    model: Path, *options: str, home: Path, term: str = "xterm", tfm: tuple[str | Path, ...] = (TFM,),
+    **env: str | None,
+) -> Iterator[Terminal]:  # fmt: skip
     changes = {"TERM": term, "XDG_DATA_HOME": str(home), "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": None, **env}
-    terminal = Terminal([TFM, "chat", "-m", model, *options], changes)
+    terminal = Terminal([*tfm, "chat", "-m", model, *options], changes)
     try:
         yield terminal
     finally:

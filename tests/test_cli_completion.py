@@ -153,3 +153,15 @@ def test_words_in_the_making(asked: dict[str, str]) -> None:
     """A quote that is still open, bytes that are no text: a Tab there finds perhaps nothing, and breaks nothing."""
     done = run(env=asked)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("asked", ["bash_source", "zsh_source", "fish_complete"])
+def test_stdout_that_cannot_be_written(asked: str) -> None:
+    """A full disk was a bug in tfm, and a closed stdout was success."""
+    command = f"COMP_WORDS='tfm gen' COMP_CWORD=gen _TFM_COMPLETE={asked} tfm"
+    done = shell(f"{command} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, b"tfm: stdout: No space left on device\n")
+    done = shell(f"{command} >&-")
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert done.stderr.startswith(b"tfm: stdout: found closed; ")
+    assert shell(f"{command} | true; exit ${{PIPESTATUS[0]}}").stderr == b""

@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,11 @@ IN_ONE_CALL = "generate", "--no-stdin", "--json", "--raw", "-q", "--threads", "1
 
 def interrupted(
     *arguments: str | Path, when: Callable[[subprocess.Popen[bytes]], object], env: dict[str, str] | None = None,
-    number: int = signal.SIGINT,
+    number: int = signal.SIGINT, command: tuple[str | Path, ...] = (TFM,),
 ) -> tuple[int, bytes, bytes, float]:  # fmt: skip
     """Run tfm, send it what Ctrl-C sends as soon as `when` returns; status, stdout, stderr, seconds it took to end."""
-    command = [TFM, *arguments]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
+    words = [*command, *arguments]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-1, env=environment(env or {})) as process:
         first = when(process)
         process.send_signal(number)
         sent = time.monotonic()
@@ -95,11 +96,40 @@ def test_ctrl_c_while_stdin_is_waited_for(parrot: Path) -> None:
     assert took_s < 2
 
 
-@pytest.mark.parametrize("cpu_s", [0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-def test_ctrl_c_while_starting(endless_parrot: Path, cpu_s: float) -> None:
-    """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end."""
+FIRST_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(name, *_):
+        if "tfm.cli.main" in sys.modules and name not in PYTHONS_OWN:
+            os.kill(os.getpid(), signal.SIGINT)
+PYTHONS_OWN = {"signal"}
+sys.meta_path.insert(0, Finder)
+sys.modules.pop("signal")
+import tfm.cli.main
+"""
+
+
+def test_ctrl_c_at_the_first_import() -> None:
+    """Ctrl-C while main.py imports gave a traceback: that it ends the process simply was said after the imports."""
+    done = subprocess.run([sys.executable, "-c", FIRST_IMPORT], capture_output=True, check=False, env=environment())
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+BEGUN = "import os, sys; from tfm.cli.main import main; os.write(1, b'.'); sys.exit(main())"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.4])
+def test_ctrl_c_while_starting(endless_parrot: Path, delay_s: float) -> None:
+    """Ctrl-C while modules are imported or weights are loaded gave a traceback. At first it may be a plain end.
+    Python's own start, which is not tfm's, is waited for."""
     arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"
-    status, _, error, took_s = interrupted(*arguments, when=lambda process: wait_for_work(process, cpu_s))
+    command = (sys.executable, "-c", BEGUN)
+
+    def begun(process: subprocess.Popen[bytes]) -> None:
+        first_byte(process)
+        time.sleep(delay_s)
+
+    status, _, error, took_s = interrupted(*arguments, when=begun, command=command)
     assert status in (130, -signal.SIGINT)
     assert error == b""
     assert took_s < 2
@@ -146,7 +176,26 @@ def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
     assert b"Traceback" not in shown
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+PAIRS = [(1, 15), (2, 15), (1, 2), (2, 3), (15, 1), (15, 2), (3, 1)]
+
+
+@pytest.mark.parametrize("numbers", PAIRS)
+def test_two_signals_at_once(endless_parrot: Path, numbers: tuple[int, int]) -> None:
+    """SIGTERM and SIGHUP, as service managers send them, gave a traceback of Python's: the handler of the one took away
+    that of the other, which had come by then. The status is that of the first which was handled."""
+    command = [TFM, "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, env=environment()) as process:
+        first_byte(process)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        for number in (*numbers, signal.SIGCONT):  # both are there before Python looks
+            process.send_signal(number)
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert error == b""
+    assert process.returncode == 128 + min(numbers)  # of signals that are pending, the lowest is handled first
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)])
 def test_other_signals_lose_nothing_either(endless_parrot: Path, number: int, status: int) -> None:
     """`kill`, `timeout` and the end of a session lost all of a long answer that was not streamed."""
     arguments = "generate", "--no-stdin", "--raw", "-n", "900000", "-m", endless_parrot, "\n"

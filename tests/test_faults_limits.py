@@ -1,6 +1,9 @@
 """Values at their limits and beyond: prompts beside the context, numbers that no machine has, texts without an end."""
 
 import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_process import run
+from cli_process import TIMEOUT_S, environment, run
 from parrot import id_of, write_parrot
 from safetensors.numpy import load_file, save_file
 from tokenizer_files import byte_level, sentencepiece, write_tokenizer
@@ -186,3 +189,45 @@ def test_texts_of_bytes_grow_in_near_linear_time(tmp_path: Path, kind: Callable[
     assert tokenizer.decode(ids) == text
     assert growth(tokenizer.encode, text) < NEAR_LINEAR
     assert growth(lambda given: tokenizer.decode(ids * (len(given) // len(text) or 1)), text) < NEAR_LINEAR
+
+
+# ------------------------------------------------------------------------------------------------ limits of a process
+
+SCARCE = (
+    b"tfm: open files: this process may have no more; raise the limit (ulimit -n)\n",
+    b"tfm: threads: this process may start no more; allow it more processes or memory (ulimit -u, ulimit -v)\n",
+    b"tfm: memory: a library cannot be loaded; allow this process more (ulimit -v)\n",
+    b"tfm: memory: not enough; use a smaller model, lower --ctx or --kv-type q8\n",
+)
+LIMITED = """
+import resource, sys
+def limit(number, spare):
+    used = {resource.RLIMIT_NOFILE: 3, resource.RLIMIT_AS: 1024 * int(open("/proc/self/statm").read().split()[0]) * 4}
+    resource.setrlimit(number, (used[number] + spare, used[number] + spare))
+import tfm.cli.main
+limit(*map(int, sys.argv.pop(1).split(",")))
+sys.exit(tfm.cli.main.main())
+"""
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+def test_few_open_files(parrot: Path, spare: int) -> None:
+    """It was "a bug in tfm: OSError", at times behind a line that named stdout or a file of Python's."""
+    limited(parrot, resource.RLIMIT_NOFILE, spare)
+
+
+@pytest.mark.parametrize("spare", [0, 1 << 20])
+def test_little_memory(parrot: Path, spare: int) -> None:
+    """It was "a bug in tfm: RuntimeError: can't start new thread"."""
+    limited(parrot, resource.RLIMIT_AS, spare)
+
+
+def limited(model: Path, number: int, spare: int) -> None:
+    """A run with so much more than Python and tfm's first modules have; it does its work, or tells what is scarce."""
+    command = [sys.executable, "-c", LIMITED, f"{number},{spare}", "generate", "--raw", "--no-stdin", "-m", model, "\n"]
+    done = subprocess.run(command, capture_output=True, check=False, env=environment(), timeout=TIMEOUT_S)
+    if done.returncode == 0:
+        assert (done.stdout.decode(), done.stderr) == (ANSWER, b"")
+    else:
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr in SCARCE or (done.stderr.count(b"\n") == 1 and b"found Too many open files" in done.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import platformdirs
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application.current import get_app_or_none, get_app_session
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -17,11 +18,15 @@ from prompt_toolkit.filters import has_focus
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output.vt100 import Vt100_Output
+from prompt_toolkit.utils import is_dumb_terminal
 
-from tfm.cli.output import Notes, Output
+from tfm.cli.interrupt import Wish
+from tfm.cli.output import Notes, Output, write_all
 
 MARK, MORE = "> ", ". "  # before the first line of a message and before the others
 MENU_LINES = 6
+AS_BEFORE = b"\x1b[?2004l\x1b[?1l\x1b[?7h\x1b[0m"  # pastes without marks, plain cursor keys, long lines wrap, no colour
 
 
 class Prompt:
@@ -31,15 +36,40 @@ class Prompt:
     """
 
     def __init__(self, commands: Sequence[str], file_commands: Sequence[str], notes: Notes) -> None:
+        screen = get_app_session().output  # that of the session, which looks at it when it is made
+        if isinstance(screen, Vt100_Output):
+            # Where the cursor is, is nice to know, but terminals that do not answer are told so in the conversation,
+            # and an answer that comes late stands in the shell.
+            screen.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             message=FormattedText([("bold", MARK)]), multiline=True, prompt_continuation=MORE,
             history=_open_history(notes), completer=_Commands(commands, file_commands), key_bindings=_keys(),
             complete_while_typing=True, reserve_space_for_menu=MENU_LINES, enable_suspend=True,
         )  # fmt: skip
+        self._is_to_end = False
 
-    def ask(self) -> str:
-        """What was typed. Raises EOFError for Ctrl-D at an empty prompt, KeyboardInterrupt for Ctrl-C."""
-        return self._session.prompt()
+    def ask(self, wish: Wish, output: Output) -> str:
+        """What was typed. Raises EOFError for Ctrl-D at an empty prompt, KeyboardInterrupt for Ctrl-C, Stopped."""
+        self._is_to_end = False
+        with output.stopping(self._give_back), wish.handed(self._end):
+            return self._session.prompt(pre_run=self._leave_if_asked, handle_sigint=False)
+
+    def _end(self) -> None:
+        """Let `ask` come to its end. From a signal's handler: the event loop may be anywhere, also before its begin."""
+        self._is_to_end = True
+        app = get_app_or_none()
+        if app is not None and app.loop is not None:
+            app.loop.call_soon_threadsafe(self._leave_if_asked)
+
+    def _leave_if_asked(self) -> None:
+        app = get_app_or_none()
+        if self._is_to_end and app is not None and app.future is not None and not app.future.done():
+            app.exit(result="", style="class:aborting")
+
+    def _give_back(self) -> None:
+        """What the line editor has switched on, when it does not get to switch it off."""
+        if isinstance(self._session.output, Vt100_Output) and not is_dumb_terminal():
+            write_all(1, AS_BEFORE)
 
     @property
     def is_empty(self) -> bool:

@@ -41,6 +41,7 @@ class Session:
     def __init__(self, turns: Turns, kept: Collection[str]) -> None:
         """kept are the settings that the command line gave: a file does not change them."""
         self._kept = kept
+        turns.has_commands = True
         self._turns, self._conversation = turns, turns.conversation
         self._show, self._note = turns.output.write_line, turns.notes.note
         self._wish = Wish()
@@ -65,7 +66,7 @@ class Session:
         with keys_kept(self._turns.output), noted() as self._wish:
             while True:
                 try:
-                    text = prompt.ask()
+                    text = prompt.ask(self._wish, self._turns.output)
                 except EOFError:
                     return
                 except Stopped:
