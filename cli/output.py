@@ -59,6 +59,10 @@ def write_all(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
 
 
+class StdoutError(TfmError):
+    """stdout cannot be written, whatever the result is made of."""
+
+
 class Output:
     """The result, in UTF-8 whatever the locale says. Each piece is on its way when `write` returns."""
 
@@ -74,18 +78,18 @@ class Output:
         return sys.stdout is not None and os.isatty(1)
 
     def write(self, text: str) -> None:
-        """Raises BrokenPipeError when nobody reads any more, TfmError when the text cannot be written."""
+        """Raises BrokenPipeError when nobody reads any more, StdoutError when the text cannot be written."""
         if not text:
             return
         if sys.stdout is None:
-            raise TfmError("stdout", "closed", "a file, a pipe or a terminal to write the result to")
+            raise StdoutError("stdout", "closed", "a file, a pipe or a terminal to write the result to")
         try:
             write_all(1, encoded(text, "replace"))
         except BrokenPipeError:
             raise
         except OSError as error:
             do = "make room for the result" if error.errno == errno.ENOSPC else None
-            raise TfmError("stdout: cannot be written", error.strerror, do=do) from error
+            raise StdoutError("stdout: cannot be written", error.strerror, do=do) from error
         self._at_line_start = text.endswith("\n")
 
     def write_line(self, text: str) -> None:

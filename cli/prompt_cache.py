@@ -61,7 +61,8 @@ class PromptCacheOptions:
         try:
             yield
         except BaseException:
-            with suppress(TfmError):  # what broke off the work is told, and nothing else
+            with suppress(TfmError), warnings.catch_warnings():  # what broke off the work is told, and nothing else
+                warnings.simplefilter("ignore")
                 save()
             raise
         save()

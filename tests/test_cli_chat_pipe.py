@@ -58,6 +58,24 @@ def test_error_at_a_line(small_chat: Path) -> None:
     assert done.stderr.startswith(b"tfm: stdin, line 2: not UTF-8: found 0xff at byte 1")
 
 
+def test_conversation_that_is_full(small_chat: Path) -> None:
+    """The message told of /drop and /reset, which a pipe does not have."""
+    stdin = b"".join(b"%d 0123456789\n" % number for number in range(9))
+    done = run("chat", "-m", small_chat, stdin=stdin)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert b": conversation with this message: found " in done.stderr
+    assert done.stderr.endswith(b"; in a pipe nothing is forgotten: begin another conversation with this message\n")
+    done = run("chat", "--ctx", "100", "-m", small_chat, stdin=stdin)
+    assert done.stderr.endswith(b" begin another conversation with this message, or raise --ctx\n")
+
+
+def test_stdout_that_is_full(chatty_parrot: Path) -> None:
+    """The first word of the error was stdin and its line, which is not at fault."""
+    done = shell(f"tfm chat -m {chatty_parrot} <<< x > /dev/full")
+    found = b"tfm: stdout: cannot be written: found No space left on device; make room for the result\n"
+    assert (done.returncode, done.stderr) == (1, found)
+
+
 def test_reader_that_leaves(endless_chat: Path) -> None:
     done = shell(f"yes | tfm chat -n 900000 -m {endless_chat} | head -c 5; echo :${{PIPESTATUS[1]}}")
     assert (done.stdout, done.stderr) == (b"abcde:141\n", b"")

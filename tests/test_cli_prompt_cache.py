@@ -123,6 +123,18 @@ def test_answer_that_is_broken_off(endless_parrot: Path, tmp_path: Path, end: st
     assert json.loads(done.stdout)["cached_tokens"] == 192
 
 
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_a_run_that_fails_tells_of_that_alone(tiny: Path, tmp_path: Path, command: str) -> None:
+    """Behind a note that nothing was saved, the error stood in a second line."""
+    stdin = b'{"ids": [5, 6]}\n{"ids": [6]}\n' if command == "batch" else b"5 6"
+    shape = () if command == "batch" else ("--ids", "--json")
+    with open("/dev/full", "wb") as full:
+        options = "-m", tiny, *shape, "-n", "4", "--prompt-cache", tmp_path / "cache"
+        done = run(command, *options, stdin=stdin, stdout=full.fileno())
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert done.stderr.startswith(b"tfm: stdout: cannot be written")
+
+
 # ------------------------------------------------------------------------------------------------ batch
 
 

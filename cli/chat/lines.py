@@ -4,6 +4,7 @@ import sys
 
 from tfm.cli.chat.turns import Turns
 from tfm.cli.lines import LONGEST_BYTES, Lines
+from tfm.cli.output import StdoutError
 from tfm.cli.text import decode
 from tfm.engine.errors import TfmError
 
@@ -28,5 +29,7 @@ def answer_lines(turns: Turns) -> None:
                 turns.output.write("\n")
                 turns.remark(answer)
                 turns.check_end(answer)
+            except StdoutError:
+                raise  # which is no fault of the line
             except TfmError as error:
                 raise TfmError(f"{source}: {error}") from error

@@ -38,6 +38,7 @@ class Turns:
         self.conversation, self.settings = conversation, settings
         self.output, self.notes, self._verbose = output, notes, verbose
         self._constraint, self._cache, self._is_restored = constraint, cache, False
+        self.has_commands = False  # that messages may tell of
 
     def ask(self, text: str, is_to_stop: Callable[[], bool] = never) -> Answer:
         """Send text and write the answer, of which a part is enough when is_to_stop says so.
@@ -112,8 +113,13 @@ class Turns:
         if enough is None:
             alone = f"{counts[-1]} tokens, even without the earlier turns" if counts else f"{count} tokens"
             return TfmError("message", alone, allowed, "shorten it")
+        what = "conversation with this message"
+        if not self.has_commands:
+            more = ", or raise --ctx" if ctx < conversation.model.config.max_position_embeddings else ""
+            do = f"in a pipe nothing is forgotten: begin another conversation with this message{more}"
+            return TfmError(what, f"{count} tokens", allowed, do)
         turns = f"/drop {enough} forgets the oldest {enough} of {conversation.turns} turns"
         return TfmError(
-            "conversation with this message", f"{count} tokens", allowed,
+            what, f"{count} tokens", allowed,
             f"{turns} ({counts[enough - 1]} tokens are left), /reset all of them",
         )  # fmt: skip
