@@ -43,6 +43,14 @@ class Answer:
         found = self.tokens[-1].finish_reason if self.tokens else None
         return found or ("length" if self.is_whole else None)
 
+    def why_short(self, max_tokens: int, ctx: int) -> str | None:
+        """Why it is shorter than the model would have it, for a person; None for one that ended by itself."""
+        if self.finish_reason != "length":
+            return None
+        if len(self.tokens) < max_tokens:
+            return f"the answer ends here: the context of {ctx} tokens is full"
+        return f"the answer ends here: it has {len(self.tokens)} tokens, and -n allows no more"
+
     @property
     def prompt_tok_s(self) -> float | None:
         """Tokens of the prompt that were run, for each second until the first token of the answer."""

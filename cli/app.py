@@ -10,6 +10,7 @@ import click
 from tfm.cli import commands
 from tfm.cli.options import takes_text, version_option
 
+SHOWN_CHARACTERS = 40
 WORD = re.compile(r"-[^\W\d_]{3,}")  # after a dash: more than options of one letter are
 HELP = ["-h", "--help"]
 SETTINGS = {"help_option_names": HELP, "max_content_width": 100}
@@ -19,6 +20,8 @@ class Commands(click.Group):
     """A group whose commands are the modules of tfm.cli.commands; each has its click command in `command`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:  # as other programs have it
+            args = [*args[1:], "--help"]
         ctx.meta["tfm.arguments"] = list(args)
         return super().parse_args(ctx, args)
 
@@ -64,7 +67,7 @@ def app() -> None:
       tfm chat -s "Answer in one sentence."
       tfm batch questions.jsonl -o answers.jsonl
 
-    tfm COMMAND --help tells more about a command, with examples of its own.
+    tfm COMMAND --help, or tfm help COMMAND, tells more about a command, with examples of its own.
     """
 
 
@@ -75,10 +78,23 @@ def explain(error: click.UsageError) -> str:
     name = error.ctx.command_path if error.ctx else "tfm"
     message, hint = error.format_message(), _hint_for_text(error)
     if isinstance(error, click.NoSuchOption) and error.ctx:
-        message = error.message
+        message = _whole_word(error, error.ctx) or error.message
         hint = hint if " " in error.option_name else _hint_for_option(error, error.ctx, hint)
     sentences = [text if text.endswith((".", "?", '"')) else f"{text}." for text in (message, hint) if text]
     return f"{name}: {' '.join(sentences)}\n{name} --help tells what there is."
+
+
+def _whole_word(error: click.NoSuchOption, context: click.Context) -> str:
+    """A word in which an option of one letter was looked for, and not found; empty where the option stands alone."""
+    name, given = error.option_name, _arguments(context)
+    if name.startswith("--") or name in given:
+        return ""
+    words = (word for word in given if word[:1] == "-" and word[:2] != "--" and name[1:] in word[1:])
+    word = next(words, None)
+    if word is None:
+        return ""
+    shown = repr(word if len(word) <= SHOWN_CHARACTERS else f"{word[:SHOWN_CHARACTERS]}...")
+    return f"{shown} is read as options of one letter each, and there is no {name!r}."
 
 
 def _hint_for_option(error: click.NoSuchOption, context: click.Context, hint_for_text: str) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfm.engine.constraint import Constraint, Grammar
     from tfm.engine.model import Model
 
+FROM_SHELL = """for a text let the shell make one: <(printf '%s' 'start: "yes" | "no"')"""
 LONGEST_BYTES = 4_000_000  # the engine allows a million characters
 
 
@@ -45,7 +46,8 @@ class ConstraintOptions:
         if self.regex is not None:
             return Grammar("regex", self.regex, "--regex")
         if self.grammar_file is not None:
-            return Grammar("grammar", _read(self.grammar_file, "--grammar", "a Lark grammar", notes), "--grammar")
+            text = _read(self.grammar_file, "--grammar", "a Lark grammar", notes, FROM_SHELL)
+            return Grammar("grammar", text, "--grammar")
         return None
 
     def check_end(self, constraint: "Constraint | None", finish_reason: str | None) -> None:
@@ -77,12 +79,12 @@ def _schema(value: str, notes: "Notes") -> str:
     return value if is_text else _read(value, "--json-schema", "a JSON schema, or its text, which begins with {", notes)
 
 
-def _read(file: str, option: str, wanted: str, notes: "Notes") -> str:
+def _read(file: str, option: str, wanted: str, notes: "Notes", do: str | None = None) -> str:
     try:
         data = read_file(file, notes, LONGEST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         found = error.strerror if isinstance(error, OSError) else error
-        raise TfmError(f"{option}: file {file}", found, f"a file with {wanted}") from error
+        raise TfmError(f"{option}: file {file}", found, f"a file with {wanted}", do) from error
     if len(data) > LONGEST_BYTES:
         raise TfmError(f"{option}: file {file}", f"more than {LONGEST_BYTES} bytes", f"a file with {wanted}")
     return decode(data, f"{option}: file {file}").removeprefix(BOM)

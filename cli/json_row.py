@@ -11,18 +11,23 @@ from tfm.engine.fields import reason, shown
 SPACE = b" \t\r\n"  # what JSON calls white space
 
 
-def read_object(data: bytes, example: str) -> dict[str, Any]:
-    """A JSON object in UTF-8, without what JSON has not (NaN), and nothing in it twice. Raises TfmError for others."""
+def read_object(data: bytes, example: str, do: str | None = None) -> dict[str, Any]:
+    """A JSON object in UTF-8, without what JSON has not (NaN), and nothing in it twice. Raises TfmError for others.
+
+    do is the remedy for lines that are not even the begin of an object, such as those of a text.
+    """
+    allowed = f"a JSON object, such as {example}"
+    do = None if data.startswith(b"{") else do
     try:
         values = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError as error:
         raise TfmError("row: not UTF-8", f"0x{data[error.start]:02x} at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise TfmError("row: not JSON", f"{reason(error)} at character {error.pos + 1}") from None
+        raise TfmError("row: not JSON", f"{reason(error)} at character {error.pos + 1}", allowed, do) from None
     except (ValueError, RecursionError) as error:
         raise TfmError("row: not JSON that can be read", reason(error)) from None
     if not isinstance(values, dict):
-        raise TfmError("row", shown(values), f"a JSON object, such as {example}")
+        raise TfmError("row", shown(values), allowed, do)
     return values
 
 

@@ -111,6 +111,12 @@ def _not_without_text(ctx: click.Context, param: click.Parameter, value: tuple[s
     return value
 
 
+def has_own_length() -> bool:
+    """Whether -n was given, so that a person knows where an answer may end."""
+    source = click.get_current_context().get_parameter_source("max_tokens")
+    return source is not click.core.ParameterSource.DEFAULT
+
+
 def length_options(answer: str, least: int = 0) -> list[Decorator]:
     """-n and --stop; answer is what the help calls what they end."""
     return [
@@ -248,6 +254,8 @@ class TextOptions:
 
         if "-" in self.files:
             raise click.UsageError("-f -: stdin is read by itself; leave -f - out (a file of that name is ./-).")
+        if "" in self.files:
+            raise click.UsageError("-f is empty; a variable of the shell may not be set.")
         return gather(self.text, self.files, not self.no_stdin, notes)
 
     @property

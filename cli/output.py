@@ -71,6 +71,7 @@ class Output:
         self._owed: Callable[[], str] | None = None
         self._at_stop: list[Callable[[], None]] = []
         self._at_line_start = True
+        self._has_ended_line = False
         self._lock = threading.Lock()
 
     @property
@@ -113,7 +114,7 @@ class Output:
         try:
             yield
         except KeyboardInterrupt:
-            self._pay()
+            self._pay_at_stop()
             raise
         except BaseException:
             self._owed = None
@@ -129,11 +130,18 @@ class Output:
         finally:
             self._at_stop.remove(act)
 
-    def _pay(self) -> None:
+    def _pay(self) -> bool:
+        """Whether there was a line to write."""
         with self._lock:
             owed, self._owed = self._owed, None
         if owed is not None:
             self.write_line(owed())
+        return owed is not None
+
+    def _pay_at_stop(self) -> None:
+        """On a terminal the line goes behind ^C and ends there: no other line end is needed."""
+        if self._pay():
+            self._has_ended_line = self.is_terminal
 
     def end_line(self) -> None:
         """On a terminal, begin a new line for what comes next; a pipe or file gets the result and not a byte more."""
@@ -148,12 +156,12 @@ class Output:
 
     def last_words(self) -> None:
         """Before the process is stopped: nothing that was made is lost, and the terminal is as it was."""
-        for act in (self.release, self._pay, *reversed(self._at_stop)):
+        for act in (self.release, self._pay_at_stop, *reversed(self._at_stop)):
             with suppress(OSError, TfmError):
                 act()
         if sys.stderr is not None and os.isatty(2):
             with suppress(OSError):  # a terminal that was closed
-                write_all(2, b"\n" + SHOW_CURSOR)
+                write_all(2, (b"" if self._has_ended_line else b"\n") + SHOW_CURSOR)
 
 
 def _is_one_place() -> bool:
@@ -273,6 +281,7 @@ class _Stage:
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
             columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            so_far = TextColumn("so far")  # else the time would be taken for what is left
+            self._bar = Progress(*columns, so_far, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self._shown_label, completed=self._done, total=self._shown_total())
             self._bar.start()

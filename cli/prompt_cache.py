@@ -100,7 +100,8 @@ def _options(help_: str) -> Decorator:
 
 
 prompt_cache_options = _options(
-    "Keep the context in FILE when the answer is there; a prompt that begins like it is not computed again."
+    "Keep the context in FILE when the answer is there; a prompt that begins like it is not computed again: "
+    "what stays the same must come first, a long text for example by -s."
 )
 beginning_cache_options = _options(
     "Keep what all prompts begin with in FILE; rows that begin like it, in this run or another, do not compute it."

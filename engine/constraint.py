@@ -42,7 +42,8 @@ LONGEST_SOURCE = 1_000_000
 MOST_KEPT = 64
 SHOWN_CHARACTERS = 200
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # json.dumps' own
-MEND = "correct it; docs/constraints.md tells what works"
+MEND = "correct it"
+LOOK = re.compile(r"lookarounds not supported yet; (\w+)")
 # llguidance has this attribute of a rule and leaves it to its caller, that is, does nothing about it.
 SCHEMA_WITHIN = re.compile(r"%json\s*(?=\{)")  # of a Lark grammar
 TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
@@ -345,6 +346,10 @@ def _reason(error: str, grammar: Grammar) -> str:
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", lines[0])
     told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     reason = " ".join((told or lines[0][place.end() if place else 0 :]).split())
+    if look := LOOK.search(reason):
+        is_word = look[1].startswith("Word")
+        what = "a word boundary, such as \\b" if is_word else "^ or $ with something before or behind it, or with (?m)"
+        reason = f"{what}: neither it nor any other look at what stands beside is supported"
     if len(reason) > SHOWN_CHARACTERS:
         reason = f"{reason[: SHOWN_CHARACTERS // 2]} ... {reason[-SHOWN_CHARACTERS // 2 :]}"
     return f"in line {place[1]}, column {place[2]}: {reason}" if place and grammar.kind == "grammar" else reason

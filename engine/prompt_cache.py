@@ -114,7 +114,8 @@ def load_blocks(
             common = len(saved.ids) if ids is None else common_prefix(saved.ids, ids)
             count = min(common, model.ctx) // KV_BLOCK
             if count == 0 and ids is not None:
-                raise _Unusable(f"begins with {common} tokens of the prompt, and a block has {KV_BLOCK}")
+                cure = "what prompts have in common must come first, a long text for example by -s"
+                raise _Unusable(f"begins with {common} tokens of the prompt, and a block has {KV_BLOCK} ({cure})")
             for index in range(count if most is None else min(count, most)):
                 blocks.append(model.pool.take())
                 _memory(model, blocks[-1])[:] = saved.block(index)

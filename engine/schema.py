@@ -33,6 +33,7 @@ OTHERS = {
 }  # fmt: skip
 KEYWORDS = WITH_A_SCHEMA | WITH_SCHEMAS | WITH_NAMED_SCHEMAS | COUNTS | NUMBERS | OTHERS
 
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 MOST = 2**53 - 1
 MOST_DIGITS, MOST_PLACES = 15, 22
 EXACT = f"-{MOST} to {MOST}, with {MOST_DIGITS} digits and {MOST_PLACES} places at most: others would be changed"
@@ -95,7 +96,9 @@ def _fault(schema: dict[str, Any], word: str, value: object, at: str, is_top: bo
     if word.startswith("x-"):
         return None
     if word not in KEYWORDS:
-        return Fault(f"the keyword {_short(word)!r}, which JSON Schema does not have")
+        return Fault(f"the keyword {_short(word)!r}{_in(at, word)}, which JSON Schema does not have")
+    if word == "type" and (wrong := _unknown_type(value)) is not None:
+        return Fault(f"the type {_short(wrong)!r}{_in(at, word)}, which is none of {', '.join(TYPES)}")
     if word in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):  # of draft 4
         bound = "maximum" if word == "exclusiveMaximum" else "minimum"
         return Fault(f"{place}: true without {bound}", "a number") if value and bound not in schema else None
@@ -219,6 +222,18 @@ def _target(schema: object, pointer: str) -> object:
         else:
             return None
     return schema
+
+
+def _in(at: str, word: str) -> str:
+    """Where the schema is that has this word; nothing for the whole."""
+    place = at.removesuffix(f"/{word}")
+    return "" if place == "#" else f" in {_short(place)}"
+
+
+def _unknown_type(value: object) -> str | None:
+    """The first name that is no type; what is no name at all is told by llguidance."""
+    names = value if isinstance(value, list) else [value]
+    return next((name for name in names if isinstance(name, str) and name not in TYPES), None)
 
 
 def _short(text: str) -> str:

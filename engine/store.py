@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
     from huggingface_hub import CachedRevisionInfo
 
+    from tfm.engine.packed import PackedModel
+
 DEFAULT_MODEL = "smollm2-135m"
 RUN_FOLDER = "tfm-run-"
 RUN_LOCK = ".lock"
@@ -216,6 +218,7 @@ class StoredModel:
     """A model on this disk. ref is what -m takes; fault is what is amiss; packed_bytes is what its packed weights take.
 
     kind is "default", "gguf", "hub", or "packed" for a folder of the user's own, of which the caches hold these alone.
+    shared_with is what -m takes for the others that have the same packed weights: these stay while one of them is here.
     """
 
     ref: str
@@ -224,6 +227,7 @@ class StoredModel:
     size_bytes: int
     fault: str | None = None
     packed_bytes: int = 0
+    shared_with: tuple[str, ...] = ()
 
 
 def list_models() -> list[StoredModel]:
@@ -233,9 +237,9 @@ def list_models() -> list[StoredModel]:
     except OSError:  # no cache, or one that may not be read
         models = []
     models += [_hub_model(repo_id, revision) for repo_id, revision in _hub_revisions() if _is_loadable(revision)]
-    packed = _packed_bytes()
-    models = [replace(model, packed_bytes=packed.pop(model.folder.resolve(), 0)) for model in models]
-    return models + [_packed_model(folder, packed_bytes) for folder, packed_bytes in packed.items()]
+    packed = _packed()
+    known = {model.folder.resolve() for model in models}
+    return _with_packed(models + [_packed_model(folder) for folder in packed if folder not in known], packed)
 
 
 def remove_model(ref: str) -> int:
@@ -244,17 +248,25 @@ def remove_model(ref: str) -> int:
     The .gguf file an import came from stays, and so does a folder of the user's own: only its packed weights go. Raises
     TfmError when nothing in the caches goes by that name.
     """
-    path = expanded(ref)
+    model = find_model(ref)
+    if model is None:
+        names = ", ".join(model.ref for model in list_models()) or "nothing, the caches are empty"
+        raise TfmError(f"model {ref}", "not in the cache", names)
+    freed = _drop_packed(model.folder)
+    if model.kind == "hub":
+        return freed + _remove_from_hub_cache(model)
+    if model.kind != "packed":
+        _remove_folder(model.folder)
+    return freed + model.size_bytes
+
+
+def find_model(ref: str) -> StoredModel | None:
+    """The one of list_models that a person calls ref."""
+    path = str(expanded(ref).resolve())
     for model in list_models():
-        if ref == model.ref or (model.kind in ("gguf", "packed") and str(path.resolve()) == model.ref):
-            freed = _drop_packed(model.folder)
-            if model.kind == "hub":
-                return freed + _remove_from_hub_cache(model)
-            if model.kind != "packed":
-                _remove_folder(model.folder)
-            return freed + model.size_bytes
-    names = ", ".join(model.ref for model in list_models()) or "nothing, the caches are empty"
-    raise TfmError(f"model {ref}", "not in the cache", names)
+        if ref == model.ref or (model.kind in ("gguf", "packed") and path == model.ref):
+            return model
+    return None
 
 
 def _is_own_model(folder: Path) -> bool:
@@ -276,19 +288,37 @@ def _own_model(folder: Path) -> StoredModel:
     return StoredModel(source or str(folder), "gguf", folder, size_bytes, fault)
 
 
-def _packed_bytes() -> dict[Path, int]:
-    """What the packed weights of each folder take."""
+def _packed() -> "dict[Path, PackedModel]":
+    """The packed weights of each folder."""
     from tfm.engine.packed import list_packed
 
     try:
-        return {packed.folder: packed.size_bytes for packed in list_packed()}
+        return {packed.folder: packed for packed in list_packed()}
     except OSError:  # a cache that may not be read
         return {}
 
 
-def _packed_model(folder: Path, packed_bytes: int) -> StoredModel:
-    fault = None if folder.exists() else "its folder is gone"
-    return StoredModel(str(folder), "packed", folder, 0, fault, packed_bytes)
+def _packed_model(folder: Path) -> StoredModel:
+    return StoredModel(str(folder), "packed", folder, 0, None if folder.exists() else "its folder is gone")
+
+
+def _with_packed(models: list[StoredModel], packed: "dict[Path, PackedModel]") -> list[StoredModel]:
+    """models, with what is known of the packed weights of each."""
+    found = {model.ref: packed[folder] for model in models if (folder := model.folder.resolve()) in packed}
+    users: dict[Path, list[str]] = {}
+    for model in models:
+        if model.ref in found and model.folder.exists():
+            users.setdefault(found[model.ref].image, []).append(model.ref)
+    return [
+        replace(
+            model,
+            packed_bytes=found[model.ref].size_bytes,
+            shared_with=tuple(ref for ref in users.get(found[model.ref].image, ()) if ref != model.ref),
+        )
+        if model.ref in found
+        else model
+        for model in models
+    ]
 
 
 def _drop_packed(folder: Path) -> int:

@@ -24,8 +24,8 @@ def warn_not_kept(reason: str) -> None:
     folder = cache_folder()
     if folder not in _told_of():
         _told_of().add(folder)
-        remedy = "what is made for this run is not kept; set TFM_CACHE to a folder that can be written"
-        warnings.warn(f"{unwritable(reason)}; {remedy}", stacklevel=3)
+        again = "each run compiles, fetches and packs again, for what it makes is not kept"
+        warnings.warn(f"{unwritable(reason)}; {again}; set TFM_CACHE to a folder that can be written", stacklevel=3)
 
 
 def unwritable(reason: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -273,6 +274,9 @@ def test_bar(endless_parrot: Path, tmp_path: Path) -> None:
     assert " of 40, " in shown
     assert " tok/s, " in shown
     assert " left" in shown
+    known = re.findall(r"rows (\d+) of 40, \d+ tok/s, [\w ]* left", shown)
+    assert min(map(int, known)) >= 4, "before as many rows are done as run together, nobody knows how long one takes"
+    assert "so far" in shown, "a time without a word was taken for the time that is left"
     assert "tfm: rows    40 in " in shown
 
 

@@ -30,7 +30,10 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_before_the_first_answer(
     endless_parrot: Path, tmp_path: Path, number: int, when: str, there: bytes | None
 ) -> None:
-    """An empty OUT and an empty OUT.waiting stayed behind; an OUT of the user's own stays, though it is empty."""
+    """An empty OUT and an empty OUT.waiting stayed behind; an OUT of the user's own stays, though it is empty.
+
+    Nothing was said, either. At once, that is before the file is ready to be answered into, nothing needs to be.
+    """
     rows, folder = tmp_path / "rows", tmp_path / "answers"
     folder.mkdir()
     rows.write_bytes(jsonl([ENDLESS]))
@@ -41,7 +44,9 @@ def test_before_the_first_answer(
         WHEN[when](process)
         process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, error) == (STATUS[number], b"")
+    told = b"tfm: stopped, no row is answered yet; run the same command again to begin anew\n"
+    assert process.returncode == STATUS[number]
+    assert error == told or (when == "at once" and not error)
     assert files(folder) == ({} if there is None else {"out": there})
 
 
@@ -80,6 +85,13 @@ def test_answers_that_are_there_stay(endless_parrot: Path, tmp_path: Path, numbe
     assert out.read_bytes() == before
     (kept,) = objects((tmp_path / "out.waiting").read_bytes())
     assert (kept["line"], kept["text"]) == (4, "abc")
+    with start(*command, stderr=-1) as process:  # "3 rows are answered" was followed by "2 rows are there already"
+        assert process.stderr is not None
+        first = process.stderr.readline().decode()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert first == f"tfm: {out}: 2 rows are there already, 1 more wait for those before them\n"
+    assert error.decode().splitlines()[-1] == stopped
 
 
 def test_rows_that_wait_outlive_an_out_of_nothing(endless_parrot: Path, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_other_runs_are_refused(
     changed = [str(parrot) if word == "PARROT" else word for word in change]
     done = run("batch", *options(endless_parrot), *changed, rows, "-o", out)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(f"tfm: file {out}: line 1: found key ".encode())
+    told = f"tfm: file {out}: line 1: found an answer from before FILE was changed at line 1, or the options or"
+    assert done.stderr.startswith(told.encode())
     assert done.stderr.endswith(b"take out this line and those after it: they are made anew\n")
     assert out.read_bytes() == expected[:-1]
 

@@ -30,6 +30,7 @@ def test_words_behind_a_slash(chatty_parrot: Path, home: Path, tmp_path: Path) -
         terminal.say("//etc is a folder")
         terminal.see(f"{ANSWER}\r\n")
         terminal.say("/help")
+        terminal.see('tell the model TEXT before all, quotes included ("": nothing)')
         terminal.see("/regenerate     another answer to the last message")
         terminal.say(f"/save {file}")
         terminal.see("saved: ")
@@ -187,6 +188,8 @@ def test_save_keeps_what_is_there(chatty_parrot: Path, home: Path, tmp_path: Pat
         for name, found in (
             ("notes.txt", "not overwritten"), ("other.json", "not overwritten"), (".", "not overwritten"),
             ("missing/x.json", "No such file or directory"), ("/dev/null", "not overwritten"),
+            ("notes.txt", "notes.txt: not overwritten: found a file that cannot be read as a conversation; "
+             "choose another name\r\n"),
         ):  # fmt: skip
             terminal.say(f"/save {tmp_path / name}")
             terminal.see(found)

@@ -168,7 +168,7 @@ def test_empty_value(parrot: Path, option: str) -> None:
         ("--json-schema", "/dev/zero", "tfm: --json-schema: file /dev/zero: found more than "),
         ("--regex", "(a", "tfm: --regex: found unclosed group; "),
         ("--grammar", "no.lark", "tfm: --grammar: file no.lark: found No such file or directory; "
-         "allowed: a file with a Lark grammar"),
+         "allowed: a file with a Lark grammar; for a text let the shell make one: <(printf '%s' "),
         ("--grammar", ".", "tfm: --grammar: file .: found Is a directory"),
         ("--grammar", "/dev/null", "tfm: --grammar: found no start rule found; "),
     ],

@@ -115,8 +115,21 @@ def test_prompt_beside_the_context(tmp_path: Path, parrot: Path, length: int, st
         assert json.loads(done.stdout)["finish_reason"] == "length"
 
 
+def test_an_end_that_nobody_asked_for_is_told(endless_parrot: Path) -> None:
+    """The default of -n, or the end of the context, cut an answer off without a word. An -n that was given is known."""
+    limit = b"tfm: the answer ends here: it has 1024 tokens, and -n allows no more\n"
+    context = b"tfm: the answer ends here: the context of 16 tokens is full\n"
+    base = ("generate", "--raw", "-m", endless_parrot, "\n")
+    for options, told in (
+        ((), limit), (("-n", "1024"), b""), (("-q",), b""), (("--ctx", "16"), context),
+        (("--ctx", "16", "-n", "500"), context), (("--ctx", "16", "-n", "9"), b""), (("--stop", "j"), b""),
+    ):  # fmt: skip
+        done = run(*base, *options)
+        assert (done.returncode, done.stderr) == (0, told), options
+
+
 def test_ctx_is_the_end(endless_parrot: Path) -> None:
-    answer = object_of("--raw", "-m", endless_parrot, "--ctx", "16", "\n")
+    answer = object_of("-q", "--raw", "-m", endless_parrot, "--ctx", "16", "\n")
     assert (answer["finish_reason"], answer["text"][:6]) == ("length", "abcdef")
     assert 15 <= answer["completion_tokens"] <= 16
     done = run("generate", "--ctx", "2000000", "-m", endless_parrot, "x")

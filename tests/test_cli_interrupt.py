@@ -176,6 +176,20 @@ def test_ctrl_c_on_a_terminal_gives_it_back(endless_parrot: Path) -> None:
     assert b"Traceback" not in shown
 
 
+def test_ctrl_c_with_json_on_a_terminal(endless_parrot: Path) -> None:
+    """The object ends its line; a blank one followed."""
+    process, terminal = pty.fork()
+    if process == 0:
+        arguments = [str(TFM), "generate", "--json", "--raw", "-n", "900000", "-m", str(endless_parrot), "\n"]
+        os.execve(TFM, arguments, environment({"TERM": "xterm"}))
+    time.sleep(2)
+    os.write(terminal, b"\x03")
+    shown = read_terminal(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert shown.startswith(b"^C{")
+    assert shown.endswith(b"}\r\n\x1b[?25h")
+
+
 PAIRS = [(1, 15), (2, 15), (1, 2), (2, 3), (15, 1), (15, 2), (3, 1)]
 
 

@@ -106,6 +106,20 @@ def test_pull_what_cannot_be_run(hub: HubServer, env: Env) -> None:
     assert b"llama" in done.stderr
 
 
+def test_pull_names_rm_where_it_helps(hub: HubServer, env: Env, tmp_path: Path) -> None:
+    """`tfm pull` of a folder of the user's own, or of what rm does not list, ended with: tfm rm takes it away."""
+    own = run("pull", tmp_path, env=env)
+    assert (own.returncode, own.stdout, len(own.stderr.splitlines())) == (1, b"", 1)
+    assert own.stderr.startswith(f"tfm: model {tmp_path}: tfm cannot run it: model folder {tmp_path}: ".encode())
+    assert b"tfm rm" not in own.stderr
+    hub.branches["main"]["tokenizer.json"] = b"{}"
+    assert run("pull", "-q", REPO, env=env).stderr.endswith(b"; tfm rm takes it away\n")
+    assert run("rm", "-q", REPO, env=env).returncode == 0
+    hub.branches["main"]["config.json"] = b'{"model_type": "bert"}'
+    assert b"tfm rm" not in run("pull", "-q", REPO, env=env).stderr
+    assert run("rm", REPO, env=env).returncode == 1
+
+
 def test_pull_fetches_what_is_new(hub: HubServer, env: Env, tmp_path: Path) -> None:
     """A branch that has moved on stayed as it was first seen."""
     before = run("pull", REPO, env=env).stdout
@@ -158,10 +172,11 @@ def test_list_and_rm(hub: HubServer, env: Env, tmp_path: Path) -> None:
     assert [(row[0], row[2], row[3]) for row in listed] == [(str(gguf), "0", "gguf"), (REPO, "0", "hub")]
     assert listed[0][4] == imported.stdout.decode().strip()
     titles, *shown = on_terminal("list", env=env)
-    assert titles.split() == ["model", "size", "packed", "kind", "folder", "fault"]
+    assert titles.split() == ["model", "size", "packed", "kind", "folder", "remark"]
     assert [line.split() for line in shown] == listed
     rows = json.loads(run("list", "--json", env=env).stdout)
-    assert [list(row) for row in rows] == [["ref", "kind", "size_bytes", "packed_bytes", "folder", "fault"]] * 2
+    keys = ["ref", "kind", "size_bytes", "packed_bytes", "folder", "fault", "shared_with"]
+    assert [list(row) for row in rows] == [keys] * 2
     for row in rows:
         done = run("rm", row["ref"], env=env)
         assert (done.returncode, done.stdout) == (0, b"")
@@ -181,13 +196,31 @@ def test_packed_weights_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     nbytes = len(packed.make_image(folder, read_config(folder), 1, lambda size: None, None))
     (row,) = json.loads(run("list", "--json", env=env).stdout)
     shown = {"ref": str(folder), "kind": "packed", "size_bytes": 0, "packed_bytes": nbytes}
-    assert row == {**shown, "folder": str(folder), "fault": None}
+    assert row == {**shown, "folder": str(folder), "fault": None, "shared_with": []}
     assert run("list", env=env).stdout.decode().split() == [str(folder), "0", size(nbytes), "packed", str(folder)]
     done = run("rm", folder, env=env)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"tfm: {size(nbytes)} freed\n")
     assert (folder / "model.safetensors").exists()
     assert run("list", "--json", env=env).stdout == b"[]\n"
     assert run("rm", folder, env=env).returncode == 1
+
+
+def test_packed_weights_that_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two copies each was said to take the whole size, and to remove one freed 0 bytes without a reason."""
+    env = {"TFM_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+    monkeypatch.setenv("TFM_CACHE", env["TFM_CACHE"])
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    one, two = write_parrot(tmp_path / "one", b"abc"), tmp_path / "two"
+    shutil.copytree(one, two)
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    for folder in (one, two):
+        nbytes = len(packed.make_image(folder, read_config(folder), 1, lambda size: None, None))
+    lines = run("list", env=env).stdout.decode().splitlines()
+    assert [line.partition("  packed weights ")[2] for line in lines] == [f"shared with {two}", f"shared with {one}"]
+    assert [row["shared_with"] for row in json.loads(run("list", "--json", env=env).stdout)] == [[str(two)], [str(one)]]
+    assert run("rm", one, env=env).stderr.decode() == f"tfm: 0 freed; its packed weights stay, shared with {two}\n"
+    assert run("list", env=env).stdout.decode().split() == [str(two), "0", size(nbytes), "packed", str(two)]
+    assert run("rm", two, env=env).stderr.decode() == f"tfm: {size(nbytes)} freed\n"
 
 
 def test_list_tells_of_a_gguf_file_that_is_gone(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cli_process import TFM, TIMEOUT_S, environment, read_terminal, run, shell
 
+from tfm.cli import reading
+from tfm.cli.output import Notes
 from tfm.engine import load
 
 ANSWER = "Hi é🙂!"
@@ -337,6 +340,26 @@ def test_long_prompt_is_told_of(how: list[str], told: bytes) -> None:
     """Thousands of tokens were read in silence where stderr is no terminal."""
     done = subprocess.run([sys.executable, "-c", READ, *how], capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", told)
+
+
+def test_long_prompt_is_told_of_again(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line after 5 seconds, and then silence for the minutes that a long prompt takes."""
+    monkeypatch.setattr(reading, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(reading, "AGAIN_S", 0.2)
+    with Notes() as notes:
+        shown = reading.Reading(notes, 9000)
+
+        def tokens() -> Iterator[str]:
+            for done in (512, 1024, 1536):
+                shown.progress("reading the prompt", done, 9000)
+                time.sleep(0.5)
+            yield "token"
+            time.sleep(0.5)
+
+        assert list(shown.follow(tokens())) == ["token"]  # type: ignore[arg-type, comparison-overlap]
+    lines = capfd.readouterr().err.splitlines()
+    assert {f"tfm: reading the prompt: {done} of 9000 tokens so far" for done in (512, 1024, 1536)} == set(lines)
+    assert 3 <= len(lines) <= 8
 
 
 def test_prompt_is_counted_while_it_is_read(parrot: Path) -> None:

@@ -72,6 +72,14 @@ def test_no_arguments_show_the_help() -> None:
     assert done.stderr.strip() == run("--help").stdout.strip()
 
 
+def test_help_as_a_word() -> None:
+    """`tfm help` was no such command, as if there were no help."""
+    for words, options in ((["help"], ["--help"]), (["help", "list"], ["list", "--help"])):
+        done = run(*words)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout == run(*options).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -93,10 +101,14 @@ def test_no_arguments_show_the_help() -> None:
         (["list", "-x"], "Options of one letter: -q, -h."),
         (["generate", "-n"], "tfm generate: "),
         (["generate", "-f", "-", "Tell"], "stdin is read by itself; leave -f - out"),
+        (["generate", "-f", "", "Tell"], "-f is empty; a variable of the shell may not be set."),
+        (["generate", "--no-special", "Tell"], "--no-special needs --raw"),
         (["generate", "- milk\n- eggs"], '-- "- a text"'),
         (["generate", "-n things to do"], '-- "- a text"'),
         (["generate", "--the end--"], '-- "- a text"'),
         (["generate", "-hello"], '-- "- a text"'),
+        (["generate", "-hello"], "tfm generate: '-hello' is read as options of one letter each, and there is no '-e'."),
+        (["help", "genrate"], "generate"),
         (["tokenize", "-5 + 3"], '-- "- a text"'),
         (["generate", "--no-stdin", "-s tell me a joke"], '-- "- a text"'),
         (["- milk", "x"], 'tfm generate -- "- a text"'),

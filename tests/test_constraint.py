@@ -334,9 +334,14 @@ REFUSED = [
     ("json_schema", '{"const": NaN}', "no JSON that can be read: NaN"),
     ("json_schema", '{"items":' * 10_000 + "{}" + "}" * 10_000, "no JSON that can be read"),
     ("json_schema", '{"tpye": "string"}', "the keyword 'tpye'"),
-    ("json_schema", '{"properties": {"a": {"items": [{"reqired": []}]}}}', "the keyword 'reqired'"),
+    ("json_schema", '{"properties": {"a": {"items": [{"reqired": []}]}}}',
+     "the keyword 'reqired' in #/properties/a/items/0, which JSON Schema does not have"),
+    ("json_schema", '{"properties": {"type": {"type": ["null", "strin"]}}}',
+     "the type 'strin' in #/properties/type, which is none of array, boolean, integer, null, number, object, string"),
+    ("json_schema", '{"properties": {"' + "a" * 999 + '": {"type": "x"}}}', "the type 'x' in #/properties/aaa"),
+    ("json_schema", '{"type": 3}', "type must be a string or array of strings"),
     ("json_schema", '{"type": "string", "nullable": true}', "the keyword 'nullable'"),
-    ("json_schema", '{"type": "strng"}', "strng"),
+    ("json_schema", '{"type": "strng"}', "the type 'strng', which is none of array, "),
     ("json_schema", '{"not": {"type": "string"}}', "not"),
     ("json_schema", '{"if": {"type": "string"}, "then": {"maxLength": 3}}', "if"),
     ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
@@ -386,8 +391,8 @@ REFUSED = [
     ("regex", "a\\", "a backslash at the end"),
     ("regex", "(a)\\1", "backreferences are not supported"),
     ("regex", "(?=a)b", "look-ahead"),
-    ("regex", "a$b", "lookarounds not supported"),
-    ("regex", "\\bword", "lookarounds not supported"),
+    ("regex", "a$b", "^ or $ with something before or behind it"),
+    ("regex", "\\bword", "found a word boundary, such as \\b: neither it nor any other look"),
     ("regex", "[^\\s\\S]", "no text that it allows"),
     ("regex", "(" * 100_000 + "a" + ")" * 100_000, "250"),
     ("regex", "a\udc80", "half of a surrogate pair at character 1"),
@@ -416,6 +421,8 @@ def test_refused(constraints: Constraints, kind: Any, source: str, reason: str) 
     assert reason in told
     assert len(told.splitlines()) == 1
     assert len(told) < 500
+    assert "docs/" not in told, "who has installed tfm has no such folder"
+    assert "Word" not in told, "llguidance's own names say nothing to a person"
 
 
 @pytest.mark.parametrize(

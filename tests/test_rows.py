@@ -58,7 +58,12 @@ def text_of(model: Model, row: Mapping[str, Any], settings: Defaults | None = No
     ("data", "message"),
     [
         (b"{", "row: not JSON: found Expecting property name enclosed in double quotes at character 2"),
-        (b'{"prompt": "a"} x', "row: not JSON: found Extra data at character 17"),
+        (b'{"prompt": "a"} x', 'row: not JSON: found Extra data at character 17; allowed: a JSON object, such as {"'),
+        (
+            b"Buy milk",
+            'row: not JSON: found Expecting value at character 1; allowed: a JSON object, such as {"prompt": "Hi"}; '
+            "jq -Rc '{prompt: .}' makes such rows of lines of text",
+        ),
         (b'{"prompt": "a\tb"}', "row: not JSON: found Invalid control character at character 14"),
         (b'"Hi"', 'row: found "Hi"; allowed: a JSON object, such as {"prompt": "Hi"}'),
         (b"[]", 'row: found []; allowed: a JSON object, such as {"prompt": "Hi"}'),

@@ -9,6 +9,8 @@ from tfm.cli.batch.written import OTHER, Written, shown_bytes
 from tfm.engine.errors import TfmError
 
 MADE_ANEW = "give another -o, or take out this line and those after it: they are made anew"
+RESTORE = f"restore that; or {MADE_ANEW}"
+OTHER_ORDER = f"add --unordered, if that wrote them; or {MADE_ANEW}"
 EACH_ONCE = "answers to rows of the input, each once"
 
 
@@ -66,8 +68,10 @@ def match_in_order(name: str, written: Iterator[Written], expected: Callable[[],
                 raise _other(name, found, f"the answer to line {row.line}")
             done.cut = found
             break
-        if (found.line, found.key) != (row.line, row.key):
-            raise _other(name, found, f"key {row.key}, the answer to line {row.line}")
+        if found.line != row.line:
+            raise _other(name, found, f"the answer to line {row.line}", OTHER_ORDER)
+        if found.key != row.key:
+            raise _changed(name, found)
         done.note(found)
         done.last_line = row.line
     return done
@@ -95,7 +99,8 @@ def match(name: str, written: Iterator[Written], expected: Callable[[], Iterator
         key = f"{keys[place]:016x}"
         if row is None or (row.line, row.key) != (lines[place], key):
             found = Written(place + 1, lines[place], key, None, 0)
-            raise _other(name, found, EACH_ONCE)
+            is_changed = row is not None and row.line == found.line
+            raise _changed(name, found) if is_changed else _other(name, found, EACH_ONCE)
         done.lines.append(row.line)
         row = next(rows, None)
     while not has_cut and done.cut is not None:
@@ -106,9 +111,14 @@ def match(name: str, written: Iterator[Written], expected: Callable[[], Iterator
     return done
 
 
-def _other(name: str, found: Written, allowed: str) -> TfmError:
+def _other(name: str, found: Written, allowed: str, do: str = MADE_ANEW) -> TfmError:
     what = f"{name}: line {found.place}"
     if found.begin is not None:
         return TfmError(what, shown_bytes(found.begin), allowed, OTHER)
-    shown = f"key {found.key}: of another row, or with other options or another model"
-    return TfmError(what, shown, allowed, MADE_ANEW)
+    return TfmError(what, f"the answer to line {found.line}", allowed, do)
+
+
+def _changed(name: str, found: Written) -> TfmError:
+    """For an answer to a line that the input has, but with another key."""
+    why = f"FILE was changed at line {found.line}, or the options or the model are others"
+    return TfmError(f"{name}: line {found.place}", f"an answer from before {why}", do=RESTORE)

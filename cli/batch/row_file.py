@@ -42,6 +42,7 @@ class RowFile:
                 self.status = os.fstat(self._descriptor)
                 undo.callback(self._take_away)
                 self._end = self.status.st_size
+                self.written = 0  # rows, by this run
                 self.waiting = Waiting(Path(f"{self._path}.waiting"))
                 undo.callback(self.waiting.close)
             undo.pop_all()
@@ -96,6 +97,7 @@ class RowFile:
                     os.ftruncate(self._descriptor, self._end)
             raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
         self._end += written
+        self.written += 1
 
     @property
     def _has_its_name(self) -> bool:

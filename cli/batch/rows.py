@@ -32,6 +32,7 @@ ABOUT_TEXT = ("system", "prefill", "raw", "no_special")
 FIELDS = ("id", *PROMPTS, *ABOUT_TEXT, "max_tokens", "stop", "logprobs", *SAMPLING, *CONSTRAINTS)
 LONGEST_ROW_BYTES = 1 << 28
 MOST_DIGITS = 18  # of a token id
+OF_TEXT = "jq -Rc '{prompt: .}' makes such rows of lines of text"
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _whole(digits: str) -> int | None:
 
 
 def _read_object(data: bytes) -> dict[str, Any]:
-    values = read_object(data, '{"prompt": "Hi"}')
+    values = read_object(data, '{"prompt": "Hi"}', OF_TEXT)
     if b"\\u" in data:
         _refuse_half_characters(values)
     return values

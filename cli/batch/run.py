@@ -79,17 +79,22 @@ class BatchRun:
         self._seen = self._finished = self._prompt_tokens = 0  # rows that were read; of this run: rows, tokens
         self._done = self._resume(in_order)
         self._errors, self._first_error = self._done.errors, self._done.first_error
+        self._made = self._together = 0  # rows that this run made answers for; the most that were in work at once
         self._unfinished: int | None = None  # the last line, when there is only the begin of a row
         self._total = source.count() if notes.is_terminal and not notes.quiet else None
 
     def _resume(self, in_order: bool) -> Done:
-        if not isinstance(self._rows, RowFile) or not self._rows.has_rows:
+        if not isinstance(self._rows, RowFile):
             return Done()
-        self._source.make_repeatable()
-        done = self._rows.resume(self._expected, in_order)
-        self._source.rewind()
-        if done.count:
-            self._notes.note(f"{self._rows.name}: {done.count} rows are there already")
+        done = Done()
+        if self._rows.has_rows:
+            self._source.make_repeatable()
+            done = self._rows.resume(self._expected, in_order)
+            self._source.rewind()
+        waiting = len(self._rows.waiting)
+        if done.count or waiting:
+            more = f", {waiting} more wait for those before them" if waiting else ""
+            self._notes.note(f"{self._rows.name}: {done.count} rows are there already{more}")
         return done
 
     def _expected(self) -> Iterator[Expected]:
@@ -104,12 +109,24 @@ class BatchRun:
         """Rows that have their answer, or their error, by now."""
         return self._done.count + self._finished
 
+    @property
+    def kept(self) -> int:
+        """Rows that the next run will find: in the file, and in that of waiting rows."""
+        written = self._rows.written if isinstance(self._rows, RowFile) else 0
+        return self._done.count + written + len(self._rows.waiting)
+
     def run(self, batch: "Batch") -> None:
         """All rows to the end. Raises TfmError where an answer cannot be written."""
         taken: dict[int, _Taken] = {}
+
+        def tick() -> None:
+            self._together = max(self._together, len(taken))
+            self._show(batch)
+
         self._show(batch)
-        for finished in batch.run(self._requests(taken), lambda: self._show(batch)):
+        for finished in batch.run(self._requests(taken), tick):
             self._answer(taken.pop(finished.index), finished)
+            self._made += 1
 
     def faults(self) -> list[str]:
         """What there is to say of rows that have no answer."""
@@ -204,8 +221,9 @@ class BatchRun:
         done = self.answered + self._source.number - self._seen
         detail = f"{self.answered}{'' if self._total is None else f' of {self._total}'}"
         detail += f", {batch.generated / passed_s:.0f} tok/s"
-        if self._total is not None and self._finished:
-            detail += f", {_duration(passed_s / self._finished * max(0, self._total - done))} left"
+        # Those in work together end together: before as many are done, nobody knows how long one takes.
+        if self._total is not None and self._made >= max(1, self._together):
+            detail += f", {_duration(passed_s / self._made * max(0, self._total - done))} left"
         self._notes.asked_for("rows", done, self._total, detail)
 
     def report(self, batch: "Batch") -> list[str]:

@@ -68,13 +68,13 @@ def _path(file: str) -> Path:
 
 
 def _refuse_other(path: Path) -> None:
+    found = "a file that is no conversation"
     try:
-        if not is_there(path) or read_json(path, REMEDY).get("format") == FORMAT:
+        if not is_there(path) or read_json(path).get("format") == FORMAT:
             return
-        found = "a file that is no conversation"
-    except TfmError as error:
-        found = str(error)
-    raise TfmError(f"file {path}: not overwritten", found, "a conversation or a new name", "choose another name")
+    except TfmError:
+        found = "a file that cannot be read as a conversation"
+    raise TfmError(f"file {path}: not overwritten", found, do="choose another name")
 
 
 def _as_json(settings: AnswerSettings) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Session:
         self._wish = Wish()
         self._was_stopped = False
         self._actions = {
-            "/system": Action("[TEXT]", 'tell the model TEXT before all messages ("": nothing)', self._system),
+            "/system": Action("[TEXT]", 'tell the model TEXT before all, quotes included ("": nothing)', self._system),
             "/reset": Action("", "forget all turns", self._reset),
             "/drop": Action("[N]", "forget the oldest turn, or N of them", self._drop),
             "/regenerate": Action("", "another answer to the last message", self._regenerate),

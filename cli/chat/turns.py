@@ -90,11 +90,9 @@ class Turns:
     def remark(self, answer: Answer) -> None:
         """Say how fast it went, if that is wanted, and why an answer is shorter than the model would have it."""
         model, made = self.conversation.model, len(answer.tokens)
-        if answer.finish_reason == "length":
-            if made < self.settings.max_tokens:
-                self.notes.note(f"the answer ends here: the context of {model.ctx} tokens is full")
-            else:
-                self.notes.note(f"the answer ends here: it has {made} tokens, and -n allows no more")
+        reason = answer.why_short(self.settings.max_tokens, model.ctx)
+        if reason is not None:
+            self.notes.note(reason)
         if self._verbose:
             prompt, decode = f"prompt {answer.prompt_tokens} new tokens", f"answer {made} tokens"
             if answer.prompt_tok_s is not None:

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -140,8 +140,8 @@ def command(
     \b
     Examples:
       printf '{"prompt": "A fruit?"}\\n{"prompt": "A city?"}\\n' | tfm batch -n 8
-      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "In a word." -n 4 | jq -r .text
-      jq -Rc '{prompt: .}' notes.txt | tfm batch -n 4 -o out.jsonl; tail -n1 out.jsonl
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -s "One word." -n 4 | jq -r .text
+      jq -Rc '{prompt: .}' notes.txt | tfm batch -n 4 -o a.jsonl; tail -n1 a.jsonl
 
     A row is a line with a JSON object: {"prompt": ...}, {"messages": [...]} or {"ids": [...]}, with "id" and any of
     the options below about answers, by their names with underscores; they come before those of the command. Each row
@@ -163,19 +163,15 @@ def command(
         with (
             open_rows(how.out, output, source) as rows,
             output.stopping(rows.abandon),
+            _Ending(rows, notes).at_stop(output) as ending,
             closing(model.load(notes)) as loaded,
         ):
             loaded_s = time.perf_counter()
             defaults = shape.defaults(loaded, sampling, grammar)
-            run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
-            stopped = _once(lambda: _stop(run, rows, notes))
+            run = ending.run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
             with closing(how.batch(loaded)) as batch, cache.beginning(loaded, batch):
-                with output.stopping(stopped):
-                    try:
-                        run.run(batch)
-                    except KeyboardInterrupt:
-                        stopped()
-                        raise
+                with ending.at_stop(output):
+                    run.run(batch)
                 if how.verbose:
                     say(f"tfm: load    {loaded_s - begun_s:.2f} s, {loaded.threads} threads")
                     for line in run.report(batch):
@@ -185,21 +181,34 @@ def command(
         raise TfmError("; ".join(faults))
 
 
-def _once(act: Callable[[], None]) -> Callable[[], None]:
-    """act, at the first call; another thread may make the second."""
-    first = threading.Lock()
+class _Ending:
+    """What is done and said, once, when Ctrl-C or another signal ends the run; another thread may call it."""
 
-    def call() -> None:
-        if first.acquire(blocking=False):
-            act()
+    def __init__(self, rows: "RowFile | RowStream", notes: Notes) -> None:
+        self._rows, self._notes, self._first = rows, notes, threading.Lock()
+        self.run: BatchRun | None = None  # when there is one
 
-    return call
+    @contextmanager
+    def at_stop(self, output: Output) -> Iterator[Self]:
+        with output.stopping(self):
+            try:
+                yield self
+            except KeyboardInterrupt:
+                self()
+                raise
 
+    def __call__(self) -> None:
+        from tfm.cli.batch.row_file import RowFile
 
-def _stop(run: "BatchRun", rows: "RowFile | RowStream", notes: Notes) -> None:
-    """What is done and said when Ctrl-C, or another signal, ends the run."""
-    from tfm.cli.batch.row_file import RowFile
-
-    run.release()
-    if isinstance(rows, RowFile) and run.answered:
-        notes.note(f"stopped, {run.answered} rows are answered; run the same command again to go on")
+        if not self._first.acquire(blocking=False):
+            return
+        if self.run is not None:
+            self.run.release()
+        if not isinstance(self._rows, RowFile):
+            return
+        if self.run is None and (self._rows.has_rows or len(self._rows.waiting)):
+            self._notes.note("stopped; run the same command again to go on")
+        elif self.run is not None and self.run.kept:
+            self._notes.note(f"stopped, {self.run.kept} rows are answered; run the same command again to go on")
+        else:
+            self._notes.note("stopped, no row is answered yet; run the same command again to begin anew")

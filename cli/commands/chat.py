@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from tfm.cli import options
 from tfm.cli.constraint import ConstraintOptions, constraint_options
@@ -35,9 +34,7 @@ class ChatOptions:
 
     def given(self) -> list[str]:
         """Which settings of an answer the command line has."""
-        source = click.get_current_context().get_parameter_source("max_tokens")
-        has_length = source is not ParameterSource.DEFAULT
-        return [*(["max_tokens"] if has_length else []), *(["stop"] if self.stop else [])]
+        return [*(["max_tokens"] if options.has_own_length() else []), *(["stop"] if self.stop else [])]
 
 
 chat_options = options.group("chat", ChatOptions, [

@@ -87,13 +87,15 @@ def command(
     Examples:
       tfm generate "Once upon a time"
       tfm generate "Summarise this:" < notes.txt
-      tfm generate --json --seed 1 --temperature 0.8 "A name for a cat" | jq -r .text
+      tfm generate --json --seed 1 --temperature 0.8 "Name my cat" | jq -r .text
 
     The prompt is PROMPT, then the files of -f, then what stands on stdin when stdin is no terminal, with a blank line
     between. A model that was made for chat gets it as a message; --raw continues the text as it is.
     """
     begun_s = time.perf_counter()
     prompt.check()
+    if prompt.no_special and not prompt.raw:
+        raise click.UsageError("--no-special needs --raw: in a chat, names of control tokens are only text as it is.")
     shape.check()
     constraint.check()
     sampling.given()
@@ -129,6 +131,10 @@ def command(
                 for line in answer.report(loaded):
                     say(f"tfm: {line}")
             constraint.check_end(wanted, answer.finish_reason)
+            reason = answer.why_short(shape.max_tokens, loaded.ctx)
+            if reason is not None and not (options.has_own_length() and len(answer.tokens) == shape.max_tokens):
+                output.begin_stderr_line()
+                notes.note(reason)
 
 
 def _json(content: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from tfm.cli.units import size, table
 if TYPE_CHECKING:
     from tfm.engine.store import StoredModel
 
-TITLES = ["model", "size", "packed", "kind", "folder", "fault"]
+TITLES = ["model", "size", "packed", "kind", "folder", "remark"]
 
 
 @click.command("list", cls=Command)
@@ -29,8 +29,8 @@ def command(output: Output, as_json: bool, quiet: bool) -> None:
       tfm list | sort -k 2 -h
 
     A line has what -m takes, the size, the size of the packed weights that tfm keeps for a quick start, where the model
-    came from, its folder, and what is amiss with it. A folder of your own is there when tfm keeps its packed weights. A
-    line with titles stands before them on a terminal only.
+    came from, its folder, and what is amiss with it, or with which model it shares the packed weights. A folder of your
+    own is there when tfm keeps its packed weights. A line with titles stands before them on a terminal only.
     """
     from tfm.engine.store import list_models
 
@@ -54,9 +54,11 @@ def _as_json(model: "StoredModel") -> dict[str, Any]:
         "packed_bytes": model.packed_bytes,
         "folder": str(model.folder),
         "fault": model.fault,
+        "shared_with": list(model.shared_with),
     }
 
 
 def _cells(model: "StoredModel") -> list[str]:
     sizes = [size(model.size_bytes), size(model.packed_bytes)]
-    return [model.ref, *sizes, model.kind, str(model.folder), model.fault or ""]
+    shared = f"packed weights shared with {', '.join(model.shared_with)}" if model.shared_with else None
+    return [model.ref, *sizes, model.kind, str(model.folder), "; ".join(filter(None, [model.fault, shared]))]

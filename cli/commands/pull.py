@@ -23,12 +23,18 @@ def command(output: Output, ref: str, quiet: bool) -> None:
     there already is not fetched again; of a branch that has moved on, what is new is.
     """
     from tfm.engine.errors import TfmError
+    from tfm.engine.files import expanded
     from tfm.engine.hub import resolve
+    from tfm.engine.store import find_model
     from tfm.engine.summary import summarize
 
     with Notes(quiet) as notes:
         folder = resolve(ref, notes.progress, refresh=True, keep=True)
         fault = summarize(folder).unsupported
     if fault is not None:
-        raise TfmError(f"model {ref}: it is here ({folder}), but tfm cannot run it: {fault}", do="tfm rm takes it away")
+        where = "" if folder == expanded(ref) else f"it is here ({folder}), but "
+        model = find_model(ref)
+        has_copy = model is not None and model.kind != "packed"  # else it is the user's own, or rm does not know it
+        do = "tfm rm takes it away" if has_copy else None
+        raise TfmError(f"model {ref}: {where}tfm cannot run it: {fault}", do=do)
     output.write_line(str(folder))

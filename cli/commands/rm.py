@@ -22,8 +22,10 @@ def command(ref: str, quiet: bool) -> None:
     REF is what tfm list shows, in tfm's cache or the hub's. The packed weights that tfm keeps for a quick start go with
     it. Of a folder of your own only these go: it is never touched, nor is the .gguf file that was imported.
     """
-    from tfm.engine.store import remove_model
+    from tfm.engine.store import find_model, remove_model
 
+    model = find_model(ref)
     freed = remove_model(ref)
     with Notes(quiet) as notes:
-        notes.note(f"{size(freed)} freed")
+        others = ", ".join(model.shared_with) if model else ""
+        notes.note(f"{size(freed)} freed{f'; its packed weights stay, shared with {others}' if others else ''}")
