@@ -88,7 +88,6 @@ def test_answers_that_are_there_stay(endless_parrot: Path, tmp_path: Path, numbe
     with start(*command, stderr=-1) as process:  # "3 rows are answered" was followed by "2 rows are there already"
         assert process.stderr is not None
         first = process.stderr.readline().decode()
-        time.sleep(0.5)
         process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert first == f"tfm: {out}: 2 rows are there already, 1 more wait for those before them\n"

@@ -42,7 +42,7 @@ class RowFile:
                 self.status = os.fstat(self._descriptor)
                 undo.callback(self._take_away)
                 self._end = self.status.st_size
-                self.written = 0  # rows, by this run
+                self._count = 0 if self._end == 0 else None  # rows of the file, when `resume` knows
                 self.waiting = Waiting(Path(f"{self._path}.waiting"))
                 undo.callback(self.waiting.close)
             undo.pop_all()
@@ -69,6 +69,11 @@ class RowFile:
     def has_rows(self) -> bool:
         return self._end > 0
 
+    @property
+    def kept(self) -> int | None:
+        """Rows that the next run will find, also those that wait; None before `resume` has looked."""
+        return None if self._count is None else self._count + len(self.waiting)
+
     def resume(self, expected: Callable[[], Iterator[Expected]], in_order: bool) -> Done:
         """What is there already. Raises TfmError, and changes nothing, where the file holds anything but answers of
         these rows; in_order they must be the first ones in order."""
@@ -81,6 +86,7 @@ class RowFile:
             self._end -= done.cut.size_bytes
             os.ftruncate(self._descriptor, self._end)
         self.waiting.forget(lambda line: line in done)
+        self._count = done.count
         return done
 
     def append(self, row: str) -> None:
@@ -97,7 +103,8 @@ class RowFile:
                     os.ftruncate(self._descriptor, self._end)
             raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
         self._end += written
-        self.written += 1
+        if self._count is not None:
+            self._count += 1
 
     @property
     def _has_its_name(self) -> bool:

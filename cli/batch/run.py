@@ -109,12 +109,6 @@ class BatchRun:
         """Rows that have their answer, or their error, by now."""
         return self._done.count + self._finished
 
-    @property
-    def kept(self) -> int:
-        """Rows that the next run will find: in the file, and in that of waiting rows."""
-        written = self._rows.written if isinstance(self._rows, RowFile) else 0
-        return self._done.count + written + len(self._rows.waiting)
-
     def run(self, batch: "Batch") -> None:
         """All rows to the end. Raises TfmError where an answer cannot be written."""
         taken: dict[int, _Taken] = {}

@@ -206,9 +206,9 @@ class _Ending:
             self.run.release()
         if not isinstance(self._rows, RowFile):
             return
-        if self.run is None and (self._rows.has_rows or len(self._rows.waiting)):
-            self._notes.note("stopped; run the same command again to go on")
-        elif self.run is not None and self.run.kept:
-            self._notes.note(f"stopped, {self.run.kept} rows are answered; run the same command again to go on")
-        else:
+        kept = self._rows.kept
+        if kept == 0:
             self._notes.note("stopped, no row is answered yet; run the same command again to begin anew")
+        else:
+            count = "" if kept is None else f", {kept} rows are answered"
+            self._notes.note(f"stopped{count}; run the same command again to go on")
