@@ -24,8 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Under nohup and in the background of a script, SIGINT and SIGQUIT are ignored, and processes started here would inherit
-# that.
+# In the background of a script SIGINT and SIGQUIT are ignored, and processes started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
