@@ -319,7 +319,7 @@ def test_user_without_a_home(parrot: Path, tmp_path: Path) -> None:
     done = without_a_home("tokenize", "--count", "-m", gguf, "a")
     assert (done.returncode, len(done.stderr.splitlines())) == (0, 1), done.stderr
     assert done.stderr.startswith(
-        "tfm: no cache folder: this user has no home folder; what is made for this run is not"
+        "tfm: no cache folder: this user has no home folder; each run compiles, fetches and packs again"
     )
     for command in ("generate", "tokenize", "show"):
         done = without_a_home(

@@ -165,8 +165,9 @@ def growth(work: Callable[[str], object], text: str) -> float:
 
     work(text[:10])
     once, twice = max(min(seconds(text) for _ in range(2)), 0.05), seconds(text * 2)
-    if twice > NEAR_LINEAR * once:  # something else was in the way, or it is so
-        twice = min(twice, seconds(text * 2))
+    for _ in range(4):
+        if twice > NEAR_LINEAR * once:  # something else was in the way, or it is so
+            twice = min(twice, seconds(text * 2))
     return twice / once
 
 
