@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.engine.errors import TfmError
-from tfm.engine.fields import reason, shown
+from tfm.engine.fields import reason, shortened, shown
 from tfm.engine.schema import check_schema
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ SHOWN_CHARACTERS = 200
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # json.dumps' own
 MEND = "correct it"
 LOOK = re.compile(r"lookarounds not supported yet; (\w+)")
-# llguidance has this attribute of a rule and leaves it to its caller, that is, does nothing about it.
 SCHEMA_WITHIN = re.compile(r"%json\s*(?=\{)")  # of a Lark grammar
+# llguidance has this attribute of a rule and leaves it to its caller, that is, does nothing about it.
 TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 
 
@@ -350,6 +350,5 @@ def _reason(error: str, grammar: Grammar) -> str:
         is_word = look[1].startswith("Word")
         what = "a word boundary, such as \\b" if is_word else "^ or $ with something before or behind it, or with (?m)"
         reason = f"{what}: neither it nor any other look at what stands beside is supported"
-    if len(reason) > SHOWN_CHARACTERS:
-        reason = f"{reason[: SHOWN_CHARACTERS // 2]} ... {reason[-SHOWN_CHARACTERS // 2 :]}"
+    reason = shortened(reason, SHOWN_CHARACTERS)
     return f"in line {place[1]}, column {place[2]}: {reason}" if place and grammar.kind == "grammar" else reason

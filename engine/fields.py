@@ -50,6 +50,11 @@ def reason(error: ValueError | RecursionError) -> str:
     return str(error)
 
 
+def shortened(text: str, most: int) -> str:
+    """text, without its middle when it is longer than that."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 def shown(value: object) -> str:
     """A JSON value as it stands in the file, cut short when it is long."""
     try:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from tfm.engine.fields import is_integer, shown
+from tfm.engine.fields import is_integer, shortened, shown
 
 WITH_A_SCHEMA = {
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
@@ -237,5 +237,4 @@ def _unknown_type(value: object) -> str | None:
 
 
 def _short(text: str) -> str:
-    half = SHOWN_PLACE // 2
-    return text if len(text) <= SHOWN_PLACE else f"{text[:half]}...{text[-half:]}"
+    return shortened(text, SHOWN_PLACE)
