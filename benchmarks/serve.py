@@ -5,6 +5,7 @@ The worker gets its settings as one JSON object and first says what it is. Then 
     ids      token ids; the first `depth` of them are in the context before the time is taken
     rows     how many of the others are run at once: 1 decodes
     batch    sequences that do this side by side
+    limits   what the machine can do at this moment (worker_limits.py), for tfm's worker
 
 and is answered with {"seconds", "top", "idle_s", "idle_cpu_s"}: the time it took; the likeliest next token; how long
 the worker had waited for the request, and how much processor time its threads used meanwhile. That slows the other
@@ -25,6 +26,7 @@ class Request:
     rows: int
     depth: int = 0
     batch: int = 1
+    limits: dict[str, Any] | None = None
 
     @property
     def new(self) -> list[int]:

@@ -1,7 +1,7 @@
 """tfm's worker. See serve.py.
 
-model is what -m takes, or a config.json: then the weights are random, in q4. limits are the machine's, as limits.py
-measures them; each answer carries what the request takes at least (limit_s) and what that is bounded by (limit).
+model is what -m takes, or a config.json: then the weights are random, in q4. The answer to a request that comes with
+the machine's limits says what it takes at least (limit_s) and what that is bounded by (limit).
 """
 
 import platform
@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import llvmlite.binding as llvm
 from serve import Request, serve, settings
@@ -47,7 +46,7 @@ class Texts:
         return self._sequences
 
 
-def main(model: str, threads: int, ctx: int, limits: dict[str, Any] | None = None) -> None:
+def main(model: str, threads: int, ctx: int) -> None:
     is_shape = model.endswith(".json")
     loaded = open_shape(Path(model), "q4", threads, "f16").model if is_shape else load(model, threads=threads, ctx=ctx)
     loaded.take_weights()  # as a run of many steps does by itself
@@ -59,7 +58,7 @@ def main(model: str, threads: int, ctx: int, limits: dict[str, Any] | None = Non
         "llvm_cpu": llvm.get_host_cpu_name(),
         "check_ids": None if is_shape else loaded.tokenizer.encode(CHECK_TEXT),
     }
-    texts, machine = Texts(loaded), Machine(**limits) if limits else None
+    texts = Texts(loaded)
 
     def run(request: Request) -> dict[str, object]:
         sequences, parts = texts.at(request), request.parts()
@@ -67,10 +66,10 @@ def main(model: str, threads: int, ctx: int, limits: dict[str, Any] | None = Non
         for part in parts:
             logits = loaded.step([(sequence, part) for sequence in sequences])
         answer: dict[str, object] = {"seconds": time.perf_counter() - start, "top": int(logits[0].argmax())}
-        if machine is not None:
+        if request.limits is not None:
             kind = "tg" if request.rows == 1 else "pp"
             test = Test(kind, len(request.new), request.batch, request.depth)
-            answer["limit_s"], answer["limit"] = limit_of(loaded, test, machine)
+            answer["limit_s"], answer["limit"] = limit_of(loaded, test, Machine(**request.limits))
         return answer
 
     serve(about, run)

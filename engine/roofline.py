@@ -46,18 +46,29 @@ def prepare(progress: Progress | None = None) -> None:
 
 
 def measure_machine(threads: int) -> Machine:
-    """Take the time of the loops, in turn, so that a quiet moment serves all of them; about a second."""
-    read, read_bytes = _reading(threads)
-    multiply = {entry: _multiplying(entry, threads) for entry in dict.fromkeys(PEAKS.values())}
-    together = Barrier(threads)
-    bytes_s, macs_s = 0.0, dict.fromkeys(multiply, 0.0)
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(PASSES):
-            bytes_s = max(bytes_s, read_bytes / _seconds(pool, together, read)[0])
-            for entry, run in multiply.items():
-                seconds, macs = _seconds(pool, together, run)
-                macs_s[entry] = max(macs_s[entry], macs / seconds)
-    return Machine(threads, bytes_s, {format: macs_s[entry] for format, entry in PEAKS.items()})
+    """What the loops say; about a second."""
+    return Loops(threads).measure(PASSES)
+
+
+class Loops:
+    """The loops and the memory that they read, kept to be run again."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._read, self._read_bytes = _reading(threads)
+        self._multiply = {entry: _multiplying(entry, threads) for entry in dict.fromkeys(PEAKS.values())}
+
+    def measure(self, passes: int) -> Machine:
+        """Take the time of the loops, in turn, so that a quiet moment serves all of them."""
+        together = Barrier(self._threads)
+        bytes_s, macs_s = 0.0, dict.fromkeys(self._multiply, 0.0)
+        with ThreadPoolExecutor(self._threads) as pool:
+            for _ in range(passes):
+                bytes_s = max(bytes_s, self._read_bytes / _seconds(pool, together, self._read)[0])
+                for entry, run in self._multiply.items():
+                    seconds, macs = _seconds(pool, together, run)
+                    macs_s[entry] = max(macs_s[entry], macs / seconds)
+        return Machine(self._threads, bytes_s, {format: macs_s[entry] for format, entry in PEAKS.items()})
 
 
 def _reading(threads: int) -> tuple[Callable[[int], int], int]:

@@ -78,10 +78,13 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     zeros = tile_of(f32x16, rows)
     # Many rows keep the processor so long with a panel that memory would wait. Asking for the next panel meanwhile made
     # a step of 16 rows of a model of 135M weights take 5.5 ms, which had taken 8.4. One row asks for what it reads
-    # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24.
+    # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24. It
+    # asks for every other line only, for the processor brings lines by pairs: a Zen 4 that was asked for each of them
+    # stopped to look ahead by itself after 0.2 s, and one thread read 14 GB/s instead of 28 with the code for AVX2.
     # The results of many rows are asked for as well: those of 512 rows and 1536 outputs lie beyond the second cache,
     # and took 16 % longer when the stores at a tile's end came unannounced.
     next_panel = rows > 1
+    line = 64 if next_panel else 128
 
     @jit
     def tile(matrix, panel, acts, t, bias, out, out_stride, add):
@@ -98,8 +101,8 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
             scale, offset = load_scales(panel, scale_type), load_scales(panel + skip, scale_type)
             panel += 2 * skip
             for _ in range(matrix.group_size // GROUP):
-                for line in range(0, group_bytes + 64, 64):
-                    prefetch(panel + ahead + line)
+                for begin in range(0, group_bytes + 64, line):
+                    prefetch(panel + ahead + begin)
                 dots = dots_of_group(panel, x8, x8_stride, groups, groups_stride)
                 acc = fma_dots(acc, dots, scale, offset, groups, groups_stride)
                 panel, x8, groups = panel + group_bytes, x8 + GROUP, groups + 16

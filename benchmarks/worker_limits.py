@@ -1,0 +1,24 @@
+"""What this machine can do at most, as tfm bench measures it, whenever it is asked: a worker. See serve.py."""
+
+import time
+from dataclasses import asdict
+
+from serve import Request, serve, settings
+
+from tfm.engine import roofline
+
+
+def main(threads: int, passes: int) -> None:
+    roofline.prepare()
+    loops = roofline.Loops(threads)
+
+    def run(request: Request) -> dict[str, object]:
+        start = time.perf_counter()
+        limits = asdict(loops.measure(passes))
+        return {"seconds": time.perf_counter() - start, "top": 0, "limits": limits}
+
+    serve({}, run)
+
+
+if __name__ == "__main__":
+    main(**settings())
