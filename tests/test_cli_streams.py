@@ -320,13 +320,15 @@ def test_progress_in_a_file() -> None:
 
 READ = """
 import sys, time
+from tfm.cli import reading as ours
 from tfm.cli.output import Notes
-from tfm.cli.reading import PATIENCE_S, Reading
+from tfm.cli.reading import Reading
+ours.PATIENCE_S = 1.5
 with Notes(quiet="quiet" in sys.argv) as notes:
     reading = Reading(notes, 9000)
     def tokens():
         reading.progress("reading the prompt", 512, 9000)
-        time.sleep(PATIENCE_S + 1 if "long" in sys.argv else 0.7)
+        time.sleep(2.5 if "long" in sys.argv else 0.7)
         yield "token"
     assert list(reading.follow(tokens())) == ["token"]
 """

@@ -160,7 +160,7 @@ def test_memory_used_before(kv_type: str, tmp_path: Path) -> None:
         assert_same(model.logits(ids), fresh, "after another text")
 
 
-@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("kv_type", ["f16", "q8"])  # with those of f32, the small models do the same
 def test_default_model(kv_type: str, default_model_folder: Path) -> None:
     """The same for a real model, whose matrices are large enough for every tile and whose activations have outliers."""
     text = (Path(__file__).parent / "golden/text.txt").read_text(encoding="utf-8")
