@@ -141,7 +141,13 @@ def noted() -> Iterator[Wish]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Inside, a signal that ends the process waits for the end: something is made that must not stay behind unknown."""
+    """Inside, a signal that ends the process waits for the end: something is made that must not stay behind unknown.
+
+    Signals come to the main thread only; in another one there is nothing to hold.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     stops = {number: signal.getsignal(number) for number in (signal.SIGINT, *OTHERS)}
     came: list[int] = []
     for number, stop in stops.items():

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tfm.cli import interrupt
 from tfm.cli.batch import row_order
 from tfm.cli.batch.resume import Done, Expected
 from tfm.cli.batch.row_file import RowFile, RowStream
@@ -425,6 +428,45 @@ def test_waiting_rows_without_order(tmp_path: Path) -> None:
     assert written == [answer(2), answer(3), answer(1)]
     waiting.close()
     assert not path.exists()
+
+
+@pytest.fixture
+def stop() -> Iterator[None]:
+    """Ctrl-C is what it is in tfm: an exception between two of Python's instructions."""
+    before = signal.signal(signal.SIGINT, interrupt.Stop())
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("name", "finished", "kept"), [("_write", [2], [2]), ("drop", [2, 1], [1, 2])])
+def test_stopped_between_a_row_and_what_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: None, name: str, finished: list[int], kept: list[int]
+) -> None:
+    """A stop told of a row less than the next run found; a row that had just been written was written once more."""
+    path, real = tmp_path / "out", getattr(Waiting, name)
+
+    def at_ctrl_c(*arguments: Any) -> None:
+        monkeypatch.undo()
+        if name == "_write":
+            real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        if name == "drop":
+            real(*arguments)
+
+    with RowFile(str(path)) as rows:
+        rows.resume(lambda: expected(range(1, 4)), in_order=True)
+        turns = Turns(rows.append, rows.waiting, in_order=True)
+        for line in (1, 2, 3):
+            turns.begin(line)
+        for line in finished[:-1]:
+            turns.finish(line, answer(line))
+        monkeypatch.setattr(Waiting, name, at_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            turns.finish(finished[-1], answer(finished[-1]))
+        assert rows.kept == len(kept)
+        turns.release()
+        assert rows.kept == len(kept)
+        assert path.read_text(encoding="utf-8") == "".join(f"{answer(line)}\n" for line in kept)
 
 
 def test_as_they_finish_and_at_the_end(tmp_path: Path) -> None:

@@ -94,17 +94,18 @@ class RowFile:
         self._check()
         data = memoryview(f"{row}\n".encode())
         written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-        except OSError as error:
-            with suppress(OSError):
-                if written and os.fstat(self._descriptor).st_size == self._end + written:
-                    os.ftruncate(self._descriptor, self._end)
-            raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
-        self._end += written
-        if self._count is not None:
-            self._count += 1
+        with interrupt.held():
+            try:
+                while written < len(data):
+                    written += os.write(self._descriptor, data[written:])
+            except OSError as error:
+                with suppress(OSError):
+                    if written and os.fstat(self._descriptor).st_size == self._end + written:
+                        os.ftruncate(self._descriptor, self._end)
+                raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
+            self._end += written
+            if self._count is not None:
+                self._count += 1
 
     @property
     def _has_its_name(self) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from tfm.cli import interrupt
 from tfm.cli.batch.written import read_written
 from tfm.engine.errors import TfmError
 
@@ -78,15 +79,17 @@ class Waiting:
         """Raises TfmError where the file cannot be written; it is then as it was."""
         self._check()
         data = f"{row}\n".encode()
-        try:
-            self._write(self._file, self._end, data)
-        except OSError as error:
-            with suppress(OSError):
-                self._file.truncate(self._end)
-            raise TfmError(f"{self._name}: cannot be written", error.strerror, do="make room on the disk") from error
-        self._places[line] = (self._end, len(data))
-        self._end += len(data)
-        self._live_bytes += len(data)
+        with interrupt.held():  # what is in the file is known, or a stop counts a row less than the next run finds
+            try:
+                self._write(self._file, self._end, data)
+            except OSError as error:
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                do = "make room on the disk"
+                raise TfmError(f"{self._name}: cannot be written", error.strerror, do=do) from error
+            self._places[line] = (self._end, len(data))
+            self._end += len(data)
+            self._live_bytes += len(data)
 
     def read(self, line: int) -> str:
         """The row of a line, without LF. Raises TfmError where another program changed the file."""
@@ -210,8 +213,11 @@ class Turns:
             if self._in_order and self._order[0] != line:
                 self._waiting.put(line, row)
                 return
-            self._hand(row)
-            self._order.remove(line)
+            self._is_writing = True
+            self._write(row)
+            with interrupt.held():
+                self._order.remove(line)
+                self._is_writing = False
             self._advance()
 
     def release(self) -> None:
@@ -229,11 +235,9 @@ class Turns:
             self._hand_over(self._order[0])
 
     def _hand_over(self, line: int) -> None:
-        self._hand(self._waiting.read(line))
-        self._waiting.drop(line)
-        self._order.remove(line)
-
-    def _hand(self, row: str) -> None:
         self._is_writing = True
-        self._write(row)
-        self._is_writing = False
+        self._write(self._waiting.read(line))
+        with interrupt.held():  # a row that is written waits no more, or `release` would write it again
+            self._waiting.drop(line)
+            self._order.remove(line)
+            self._is_writing = False
