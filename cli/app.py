@@ -161,6 +161,9 @@ def _hint_for_text(error: click.UsageError) -> str:
         after = context.meta.get("tfm.arguments", [])[len(before) + 1 :]
         if any(word.partition("=")[0] in _options(context.command) for word in after):
             return "Put options before --: what stands after it is text."
+        extra = error.message.rpartition("(")[2].rstrip(")").split()
+        if "-f" in _options(context.command) and (named := [word for word in extra if os.path.isfile(word)]):
+            return f"With -f {named[0]} that file is read."
         return "A text of several words is put in quotes."
     is_short = isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--")
     if any(word.startswith("-") and (" " in word or (is_short and WORD.fullmatch(word))) for word in before):

@@ -2,8 +2,8 @@
 
 Such imports are two thirds of a start, and the tests start tfm a thousand times. Nothing of tfm itself is imported
 before the fork: the child runs the installed script from its first line to its exit, with pipes, arguments, folder and
-environment of its own. What depends on how Python itself starts (variables, streams, limits, signals) needs a start
-from nothing; cli_process.run makes that choice.
+environment of its own. What depends on how Python itself starts (variables, streams, limits, signals, what libraries do
+at exit) needs a start from nothing; cli_process.run makes that choice, and all that start a process themselves do.
 
 As a script this is that process; `run` is the tests' side of it.
 """
@@ -18,14 +18,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 LIBRARIES = ("click", "numpy", "filelock", "platformdirs", "tokenizers", "llvmlite.binding")
 MOST_BYTES = 1 << 20  # of a command and its environment
 STREAMS = 3
 NUMBER_BYTES = 8
+ALONE = threading.Lock()
 
 
 def run(
@@ -34,22 +37,25 @@ def run(
     """What subprocess.run gives for a Python script whose output is captured."""
     request = {"words": list(map(os.fsdecode, words)), "environment": dict(environment), "folder": os.getcwd()}
     (its_in, into), (out, its_out), (error, its_error) = (os.pipe() for _ in range(STREAMS))
-    server = _server()
-    socket.send_fds(server, [json.dumps(request).encode()], [its_in, its_out, its_error])
-    for file in (its_in, its_out, its_error):
-        os.close(file)
-    child = _number(server)
-    with ThreadPoolExecutor(STREAMS) as threads:
+    with ALONE, ThreadPoolExecutor(STREAMS) as threads:
+        server = _server()
+        socket.send_fds(server, [json.dumps(request).encode()], [its_in, its_out, its_error])
+        for file in (its_in, its_out, its_error):
+            os.close(file)
+        child = _number(server)
         threads.submit(_write, into, stdin)
         shown, said = threads.submit(_read, out), threads.submit(_read, error)
         server.settimeout(timeout_s)
         try:
             status = _number(server)
-        except TimeoutError:
-            os.kill(child, signal.SIGKILL)
+        except BaseException as stopped:  # too late, or Ctrl-C: its status must not be taken for that of the next
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
             server.settimeout(None)
             _number(server)
-            raise subprocess.TimeoutExpired(request["words"], timeout_s) from None
+            if isinstance(stopped, TimeoutError):
+                raise subprocess.TimeoutExpired(request["words"], timeout_s) from None
+            raise
     return subprocess.CompletedProcess(words, status, shown.result(), said.result())
 
 
@@ -60,13 +66,14 @@ def _server() -> socket.socket:
     command = [sys.executable, __file__, str(its.fileno())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its.fileno()])
     its.close()
-    atexit.register(_end, ours, process)
+    atexit.register(_end, ours, process, os.getpid())
     return ours
 
 
-def _end(server: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    server.close()
-    process.communicate()
+def _end(server: socket.socket, process: "subprocess.Popen[bytes]", owner: int) -> None:
+    if os.getpid() == owner:  # and not the child of a fork
+        server.close()
+        process.communicate()
 
 
 def _number(server: socket.socket) -> int:

@@ -184,6 +184,17 @@ def test_file_that_begins_with_a_dash(command: str, tmp_path: Path, monkeypatch:
     assert b"./-x.jsonl" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_file_without_its_option(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_usage: Callable[..., str]
+) -> None:
+    """A file after the prompt was taken for its second word, which was to be put in quotes."""
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("A note.\n")
+    assert "With -f notes.txt that file is read." in wrong_usage(command, "Summarise this:", "notes.txt")
+    assert "quotes" in wrong_usage(command, "Summarise", "this:")
+
+
 def test_value_that_begins_with_a_dash(parrot: Path) -> None:
     """The value of an option needs no --, and is no option of its own."""
     done = run("generate", "-m", parrot, "--raw", "-n", "2", "--stop", "-n", "--no-stdin", "--", "-\n")
