@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +30,8 @@ class RowFile:
 
     A file that was made for this run and got no row is taken away, if the run fails or is stopped.
     """
+
+    whole = staticmethod(interrupt.held)  # around `append`: a stop waits until the row is written and counted
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -94,18 +96,17 @@ class RowFile:
         self._check()
         data = memoryview(f"{row}\n".encode())
         written = 0
-        with interrupt.held():
-            try:
-                while written < len(data):
-                    written += os.write(self._descriptor, data[written:])
-            except OSError as error:
-                with suppress(OSError):
-                    if written and os.fstat(self._descriptor).st_size == self._end + written:
-                        os.ftruncate(self._descriptor, self._end)
-                raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
-            self._end += written
-            if self._count is not None:
-                self._count += 1
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            with suppress(OSError):
+                if written and os.fstat(self._descriptor).st_size == self._end + written:
+                    os.ftruncate(self._descriptor, self._end)
+            raise TfmError(f"file {self.name}: cannot be written", error.strerror, do=SAME_AGAIN) from error
+        self._end += written
+        if self._count is not None:
+            self._count += 1
 
     @property
     def _has_its_name(self) -> bool:
@@ -156,6 +157,8 @@ class RowFile:
 
 class RowStream:
     """stdout, a pipe, a terminal: rows that are there cannot be gone on with. Use it in `with`."""
+
+    whole = staticmethod(nullcontext)  # nobody may read: a stop must not wait for that
 
     def __init__(self, append: Callable[[str], None], descriptor: int | None = None) -> None:
         self.append = append

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -193,10 +193,16 @@ def lock(descriptor: int, path: Any) -> None:
 
 
 class Turns:
-    """Hands rows to `write`, in the order in which they were begun; or, if that is not wanted, as they finish."""
+    """Hands rows to `write`, in the order in which they were begun; or, if that is not wanted, as they finish.
 
-    def __init__(self, write: Callable[[str], None], waiting: Waiting, in_order: bool) -> None:
-        self._write, self._waiting, self._in_order = write, waiting, in_order
+    Inside `whole` a row is written and known to be: interrupt.held for a file, nothing for a pipe, which may be full.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], waiting: Waiting, in_order: bool,
+        whole: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:  # fmt: skip
+        self._write, self._waiting, self._in_order, self._whole = write, waiting, in_order, whole
         self._order: deque[int] = deque()
         self._lock = threading.RLock()  # `release` may be called by the thread that ends the process
         self._is_writing = False  # still, after Ctrl-C in the middle of a row: then nothing may follow it
@@ -213,11 +219,7 @@ class Turns:
             if self._in_order and self._order[0] != line:
                 self._waiting.put(line, row)
                 return
-            self._is_writing = True
-            self._write(row)
-            with interrupt.held():
-                self._order.remove(line)
-                self._is_writing = False
+            self._hand(line, row)
             self._advance()
 
     def release(self) -> None:
@@ -235,9 +237,14 @@ class Turns:
             self._hand_over(self._order[0])
 
     def _hand_over(self, line: int) -> None:
-        self._is_writing = True
-        self._write(self._waiting.read(line))
-        with interrupt.held():  # a row that is written waits no more, or `release` would write it again
-            self._waiting.drop(line)
-            self._order.remove(line)
-            self._is_writing = False
+        self._hand(line, self._waiting.read(line))
+
+    def _hand(self, line: int, row: str) -> None:
+        with self._whole():
+            self._is_writing = True
+            self._write(row)
+            with interrupt.held():  # a row that is written waits no more, or `release` would write it again
+                if line in self._waiting:
+                    self._waiting.drop(line)
+                self._order.remove(line)
+                self._is_writing = False

@@ -72,7 +72,7 @@ class BatchRun:
     ) -> None:  # fmt: skip
         self._model, self._defaults, self._source, self._rows, self._notes = model, defaults, source, rows, notes
         self._keys = Keys(model, defaults)
-        self._turns = Turns(rows.append, rows.waiting, in_order)
+        self._turns = Turns(rows.append, rows.waiting, in_order, rows.whole)
         if defaults.grammar is not None:
             self._start(defaults.grammar, None)  # a fault in it is one of the command, not of each row
         self._begun_s = time.perf_counter()

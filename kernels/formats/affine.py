@@ -79,8 +79,8 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     # Many rows keep the processor so long with a panel that memory would wait. Asking for the next panel meanwhile made
     # a step of 16 rows of a model of 135M weights take 5.5 ms, which had taken 8.4. One row asks for what it reads
     # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24. It
-    # asks for every other line only, for the processor brings lines by pairs: a Zen 4 that was asked for each of them
-    # stopped to look ahead by itself after 0.2 s, and one thread read 14 GB/s instead of 28 with the code for AVX2.
+    # asks for every other line only: asked for each of them, a thread on a Zen 4 with the code for AVX2 read 28 GB/s
+    # for 0.2 s and then 14 for good; asked for every other one or none, 28.
     # The results of many rows are asked for as well: those of 512 rows and 1536 outputs lie beyond the second cache,
     # and took 16 % longer when the stores at a tile's end came unannounced.
     next_panel = rows > 1
