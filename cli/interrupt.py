@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 GRACE_S = 1.0
+LAST_WORDS_S = 1.0  # for what is said and taken away then, by another thread
 STATUS = 128  # and the signal's number, as shells have it
 OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by kill and service managers; a closed terminal; Ctrl-\
 TAKEN_AWAY = "ignored due to race condition"  # how Python tells of a signal that came while its handler was taken away
@@ -170,7 +171,7 @@ def _watch(reader: int, stop: Stop, last_words: Callable[[], None]) -> None:
     time.sleep(GRACE_S)
     ending = threading.Thread(target=last_words, daemon=True)  # may find a pipe that is full and that nobody empties
     ending.start()
-    ending.join(GRACE_S)
+    ending.join(LAST_WORDS_S)
     os._exit(STATUS + (stop.number or number))  # of several at once, Python may have handled another one first
 
 
