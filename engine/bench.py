@@ -29,6 +29,7 @@ from tfm.engine.matrix import Format
 from tfm.engine.model import MAX_ROWS, Model
 from tfm.engine.progress import Progress, silent
 from tfm.engine.roofline import Machine
+from tfm.kernels.packing import read_bytes
 from tfm.kernels.records import FORMATS, KV_BLOCK, KV_TYPES, head_bytes
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -233,7 +234,7 @@ def _logit_rows(test: Test) -> int:
 def _bytes_of(model: Model, test: Test) -> float:
     """Bytes that a test reads from memory; of a prompt each sequence's keys and values once."""
     lm_head = model.table.head[0]["lm_head"]
-    lm_head_bytes = int(lm_head["panels"] * lm_head["panel_bytes"])
+    lm_head_bytes = read_bytes(lm_head.reshape(1))
     unembeddings = _passes(test) if test.kind == "tg" else 1
     weights = _passes(test) * (model.memory()["decode_bytes"] - lm_head_bytes) + unembeddings * lm_head_bytes
     kind = KV_TYPES[model.kv_type]

@@ -23,8 +23,8 @@ from tfm.engine.matrix import Matrix
 from tfm.engine.progress import Progress, silent
 from tfm.engine.records import IMAGE, LAYER
 from tfm.engine.weights import LayerWeights, Vector, Weights
-from tfm.kernels.packing import ALIGN, describe, pack_tasks, packed_bytes
-from tfm.kernels.records import HIDDEN_ACTS, LANES, NORMS
+from tfm.kernels.packing import ALIGN, describe, pack_tasks, packed_bytes, read_bytes
+from tfm.kernels.records import BAND_PANELS, HIDDEN_ACTS, LANES, NORMS
 
 READ_AT_ONCE = 1 << 22  # bytes of a matrix: what is read is still in the processor's cache when it is packed
 
@@ -59,8 +59,9 @@ class Plan:
             head["lm_head"] = self._matrix(weights.lm_head, weights.lm_head_bias)
         head["norm"] = self._norm(config.final_norm, weights.norm, weights.norm_bias, config.final_norm_eps)
         head["position_embeddings"] = self._vector(weights.position_embeddings)
-        unread = 0 if weights.lm_head is None else packed_bytes(embed_tokens.reshape(1))
-        head["size"], head["decode_bytes"] = self.size, self._panel_bytes() - unread
+        unread = 0 if weights.lm_head is None else read_bytes(embed_tokens.reshape(1))
+        read = sum(read_bytes(slot.record) for slot in self._slots)
+        head["size"], head["decode_bytes"] = self.size, read - unread
 
     def write(self, memory: Memory, threads: int, progress: Progress | None = None) -> None:
         """Pack all weights into memory, which is `size` bytes on a cache line, on `threads` threads."""
@@ -68,16 +69,13 @@ class Plan:
         _bytes_at(memory, int(self._image["layers"][0]), self._layers)
         for begin, vector in self._vectors:
             _bytes_at(memory, begin, vector)
-        total, done = self._panel_bytes(), 0
         # The largest first, so that no thread is left with one at the end.
         slots = sorted(self._slots, key=lambda slot: -packed_bytes(slot.record))
+        total, done = sum(packed_bytes(slot.record) for slot in slots), 0
         with ThreadPoolExecutor(threads) as pool:
             for size in pool.map(partial(_pack, memory), slots):
                 done += size
                 (progress or silent)("loading weights", done, total)
-
-    def _panel_bytes(self) -> int:
-        return sum(packed_bytes(slot.record) for slot in self._slots)
 
     def _take(self, size: int) -> int:
         """The place of `size` bytes."""
@@ -148,7 +146,8 @@ def _pack(memory: Memory, slot: _Slot) -> int:
     """
     matrix, whole = slot.matrix, slot.record
     order = np.arange(matrix.rows) if slot.rows is None else slot.rows
-    at_once = max(1, READ_AT_ONCE * matrix.rows // (matrix.nbytes * LANES)) * LANES  # whole panels
+    band = BAND_PANELS * LANES
+    at_once = max(1, READ_AT_ONCE * matrix.rows // (matrix.nbytes * band)) * band
     at_once = len(order) if matrix.is_stored_transposed else at_once
     for first in range(0, len(order), at_once):
         rows = order[first : first + at_once]

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.kernels.jit import Entry
-from tfm.kernels.records import FORMATS, LANES, MATRIX, SCALE_TYPES, panel_bytes, panels_of
+from tfm.kernels.records import FORMATS, LANES, MATRIX, SCALE_TYPES, panel_bytes, panels_of, stored_panels
 
 PACK = Entry("tfm.kernels.matmul:pack_panels", "iiiiiiiii")
-PANELS_A_TASK = 256
+PANELS_A_TASK = 256  # whole bands
 ALIGN = 64  # bytes; a packed panel starts on a cache line
 
 
@@ -34,8 +34,14 @@ def describe(
     return record
 
 
-def packed_bytes(record: np.ndarray[Any, np.dtype[Any]]) -> int:
+def read_bytes(record: np.ndarray[Any, np.dtype[Any]]) -> int:
+    """Bytes that a product with the whole matrix reads."""
     return int(record["panels"][0] * record["panel_bytes"][0])
+
+
+def packed_bytes(record: np.ndarray[Any, np.dtype[Any]]) -> int:
+    """Bytes that the matrix occupies."""
+    return stored_panels(int(record["format"][0]), int(record["panels"][0])) * int(record["panel_bytes"][0])
 
 
 def pack_tasks(
@@ -50,7 +56,7 @@ def pack_tasks(
     weight is [N, K] in a float type (any strides), or uint32 [N, K * bits / 32] with contiguous rows; scales and biases
     are [N, groups]. rows names the source row of each packed row, -1 for zeros (default: 0, 1, 2 ...).
     """
-    panels, count = int(record["panels"][0]), int(record["rows"][0])
+    panels, count = stored_panels(int(record["format"][0]), int(record["panels"][0])), int(record["rows"][0])
     source_rows = np.full(panels * LANES, -1, np.int64)
     source_rows[:count] = np.arange(count) if rows is None else rows
     scales, biases = (None if table is None else np.ascontiguousarray(table) for table in (scales, biases))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 LANES = 16  # outputs of a panel, one lane each
+BAND_PANELS = 4  # panels that lie interleaved, in the float formats
 AHEAD_BYTES = 2048  # how far ahead of what it reads from memory a kernel asks for what comes
 GROUP = 32  # columns that share one scale of quantised activations
 KV_BLOCK = 64  # positions of a cache block
@@ -59,6 +60,11 @@ TEAM_MUTEX, TEAM_CONDITION, TEAM_BYTES = 256, 384, 512
 
 def panels_of(rows: int) -> int:
     return -(-rows // LANES)
+
+
+def stored_panels(format: int, panels: int) -> int:
+    """Panels that there is room for: in the float formats whole bands, see kernels/formats/dense.py."""
+    return -(-panels // BAND_PANELS) * BAND_PANELS if format in (F32, BF16, F16) else panels
 
 
 def panel_bytes(format: int, columns: int, group_size: int, scale_type: int) -> int:

@@ -21,6 +21,7 @@ def entry(kernel: str) -> Any:
     """A compiled function of addresses around a micro-kernel."""
     from tfm.kernels import matmul
     from tfm.kernels.formats import affine, dense
+    from tfm.kernels.records import BAND_PANELS
     from tfm.kernels.simd import TILE
 
     matrix_at, activations_at = matmul.matrix_at, matmul.activations_at
@@ -32,7 +33,7 @@ def entry(kernel: str) -> Any:
         rows = 1 if row else TILE
         tile = affine.tile_kernel(module.dots_of_group(rows), module.GROUP_BYTES, rows)
     else:
-        tile = dense.row_kernel(module.load, module.ELEMENT_BYTES)
+        tile = dense.row_kernel(module.load, module.ELEMENT_BYTES, BAND_PANELS)
 
     @jit
     def run(matrix, panel, acts, out, stride, t, bias, add):
