@@ -82,12 +82,17 @@ class Sides:
             self._loops.close()
             self._loops = None
 
-    def limits(self) -> dict:
-        """What the machine can do at this moment."""
+    @property
+    def loops(self) -> Worker:
+        """The one that says what the machine can do."""
         if self._loops is None:
             settings = {"threads": self._threads, "passes": LIMIT_PASSES}
             self._loops = Worker([sys.executable, str(HERE / "worker_limits.py"), json.dumps(settings)])
-        return self._loops.run([], 1)["limits"]
+        return self._loops
+
+    def limits(self) -> dict:
+        """What the machine can do at this moment."""
+        return self.loops.run()["limits"]
 
     def versions(self) -> dict[str, dict]:
         """By program."""
@@ -138,13 +143,13 @@ def case_test(case: Case, sides: Sides) -> Test:
         run = partial(workers[name].run, ids, case.rows, case.depth, case.batch)
         if not is_model or name != "tfm":
             return run()["seconds"]
-        # Memory of a machine that is shared was seen to give 34 GB/s in one second and 58 in the next: what it can do
-        # is measured before each run and after it.
-        before = sides.limits()
-        answer = run(before)
+        limits = sides.limits()
+        answer = run(limits)
         limit_s, test.limit = answer["limit_s"], answer["limit"]
+        # Memory of a machine that is shared was seen to give 34 GB/s in one second and 58 in the next: to read takes
+        # its turn like a side.
         if test.limit == "memory":
-            limit_s *= (1 + before["bytes_s"] / sides.limits()["bytes_s"]) / 2
+            limit_s = sides.loops.run(bytes=limit_s * limits["bytes_s"])["seconds"]
         test.limits_s.append(round(limit_s, 6))
         return answer["seconds"]
 

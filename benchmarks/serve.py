@@ -6,6 +6,7 @@ The worker gets its settings as one JSON object and first says what it is. Then 
     rows     how many of the others are run at once: 1 decodes
     batch    sequences that do this side by side
     limits   what the machine can do at this moment (worker_limits.py), for tfm's worker
+    bytes    to be read from memory, for worker_limits.py
 
 and is answered with {"seconds", "top", "idle_s", "idle_cpu_s"}: the time it took; the likeliest next token; how long
 the worker had waited for the request, and how much processor time its threads used meanwhile. That slows the other
@@ -27,6 +28,7 @@ class Request:
     depth: int = 0
     batch: int = 1
     limits: dict[str, Any] | None = None
+    bytes: float = 0.0
 
     @property
     def new(self) -> list[int]:

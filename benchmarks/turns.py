@@ -21,11 +21,12 @@ class Worker:
         self.about = self._answer()
 
     def run(
-        self, ids: Sequence[int], rows: int, depth: int = 0, batch: int = 1, limits: Mapping[str, object] | None = None
-    ) -> dict:
+        self, ids: Sequence[int] = (), rows: int = 1, depth: int = 0, batch: int = 1,
+        limits: Mapping[str, object] | None = None, bytes: float = 0.0,
+    ) -> dict:  # fmt: skip
         """The answer to a request; see serve.py."""
         assert self._process.stdin is not None
-        request = {"ids": list(ids), "rows": rows, "depth": depth, "batch": batch, "limits": limits}
+        request = {"ids": list(ids), "rows": rows, "depth": depth, "batch": batch, "limits": limits, "bytes": bytes}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._answer()

@@ -1,4 +1,7 @@
-"""What this machine can do at most, as tfm bench measures it, whenever it is asked: a worker. See serve.py."""
+"""What this machine can do at most, whenever it is asked: a worker. See serve.py.
+
+A request with `bytes` is answered with the time that reading so many takes, another one with what tfm bench measures.
+"""
 
 import time
 from dataclasses import asdict
@@ -13,6 +16,8 @@ def main(threads: int, passes: int) -> None:
     loops = roofline.Loops(threads)
 
     def run(request: Request) -> dict[str, object]:
+        if request.bytes:
+            return {"seconds": loops.read_seconds(request.bytes), "top": 0}
         start = time.perf_counter()
         limits = asdict(loops.measure(passes))
         return {"seconds": time.perf_counter() - start, "top": 0, "limits": limits}

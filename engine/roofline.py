@@ -70,6 +70,14 @@ class Loops:
                     macs_s[entry] = max(macs_s[entry], macs / seconds)
         return Machine(self._threads, bytes_s, {format: macs_s[entry] for format, entry in PEAKS.items()})
 
+    def read_seconds(self, size: float) -> float:
+        """Seconds to read `size` bytes, the same memory over and over: a measure of work that reads as much."""
+        times = max(1, round(size / self._read_bytes))
+        together = Barrier(self._threads)
+        with ThreadPoolExecutor(self._threads) as pool:
+            seconds, _ = _seconds(pool, together, lambda i: sum(self._read(i) for _ in range(times)))
+        return seconds * size / (times * self._read_bytes)
+
 
 def _reading(threads: int) -> tuple[Callable[[int], int], int]:
     """What thread i does to read its part of memory, and the bytes of all parts."""

@@ -169,6 +169,13 @@ def test_machine(threads: int) -> None:
     assert min(machine.macs_s.values()) > 0
 
 
+def test_reading_takes_as_long_as_it_reads() -> None:
+    """Guards the memory limit of benchmarks: three times the memory is read three times, not once."""
+    loops = roofline.Loops(1)
+    size = 3 * roofline.READ_BYTES
+    assert loops.read_seconds(size) > size / 3 / loops.measure(3).bytes_s
+
+
 def test_kernels_are_verified() -> None:
     """A kernel that is fast and wrong."""
     (norm,) = choose_ops("norm")
