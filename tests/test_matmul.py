@@ -8,10 +8,18 @@ import numpy.typing as npt
 import pytest
 
 from tfm.kernels import embedding, matmul
-from tfm.kernels.packing import aligned_empty
-from tfm.kernels.records import BLOCK_COLUMNS, BLOCK_PANELS, BLOCK_ROWS, LANES, MULTIPLY_SCRATCH_BYTES
+from tfm.kernels.formats import dense
+from tfm.kernels.packing import aligned_empty, describe, pack_tasks, packed_bytes
+from tfm.kernels.records import (
+    BAND_PANELS,
+    BLOCK_COLUMNS,
+    BLOCK_PANELS,
+    BLOCK_ROWS,
+    LANES,
+    MULTIPLY_SCRATCH_BYTES,
+)
 from tfm.kernels.simd import TILE
-from tfm.kernels.weight import Weight, random_weight
+from tfm.kernels.weight import Weight, random_bits, random_weight
 
 KINDS = {
     "f32": ("f32", BLOCK_COLUMNS + 65), "bf16": ("bf16", BLOCK_COLUMNS + 1), "f16": ("f16", 129),
@@ -109,6 +117,20 @@ def test_outputs_that_no_row_makes_are_zero(kind: str) -> None:
         biased = Weight(weight.format, weight.values, weight.scales, weight.biases, bias_N, order)
         found = matmul.matmul(x_MK, biased)
         assert np.array_equal(found, np.where(order < 0, bias_N, plain[:, order] + bias_N))
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", "f16"])
+def test_a_band_is_filled_up_with_zeros(format: str) -> None:
+    """Guards the file of packed weights: where a band has no outputs it would keep what was in memory before."""
+    values = random_bits(np.random.default_rng(4), format, (LANES + 1, 3))
+    record = describe(format, *values.shape)
+    memory = aligned_empty(packed_bytes(record))
+    memory[:], record["data"] = 255, memory.ctypes.data
+    for task in pack_tasks(record, values):
+        task()
+    band = dense.unpack(memory, BAND_PANELS * LANES, 3, values.dtype)
+    assert np.array_equal(band[: len(values)], values, equal_nan=True)
+    assert not band[len(values) :].any()
 
 
 def extreme(bits: int, q_NK: npt.NDArray[np.uint8], scale: float, bias: float) -> Weight:
