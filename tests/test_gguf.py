@@ -6,7 +6,18 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_files import CHAT_TEMPLATE, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, POSITIONS, TOKENS, write_gguf
+from gguf_files import (
+    CHAT_TEMPLATE,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    POSITIONS,
+    TOKENS,
+    tokenizer_fields,
+    write_gguf,
+)  # fmt: skip
 from tokenizers import Tokenizer
 
 from tfm.engine.checkpoint import Checkpoint
@@ -291,6 +302,19 @@ def test_sentencepiece_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.encode("é").tokens == ["<s>", "▁", "<0xC3>", "<0xA9>"]
     for text in ("abc é", " two  spaces", "日本"):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.parametrize(("word", "text"), [("#version1", "#version1"), ("x y", "x")])
+def test_merges_that_cannot_be_lines(tmp_path: Path, word: str, text: str) -> None:
+    """Guards merges written as lines: the library skips a line that begins with #version, and refuses two spaces."""
+    fields = tokenizer_fields("sentencepiece")
+    pieces = list(dict.fromkeys([*word, *(word[:end] for end in range(2, len(word) + 1))]))
+    for name, more in (("tokens", pieces), ("token_type", [1] * len(pieces)), ("scores", [-1.0] * len(pieces))):
+        fields[f"tokenizer.ggml.{name}"] = [*fields[f"tokenizer.ggml.{name}"], *more]
+    tensors = {"token_embd.weight": np.zeros((len(fields["tokenizer.ggml.tokens"]), HIDDEN), np.float32)}
+    file = write_gguf(tmp_path / "m.gguf", tokenizer="sentencepiece", fields=fields, tensors=tensors)
+    import_gguf(file, tmp_path / "out")
+    assert Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")).encode(text).tokens[-1] == text
 
 
 def test_the_default_tokenizer(default_model_folder: Path) -> None:
