@@ -19,12 +19,12 @@ import pytest
 from tfm.cli import interrupt
 from tfm.cli.batch import row_order
 from tfm.cli.batch.resume import Done, Expected
-from tfm.cli.batch.row_file import RowFile, RowStream
+from tfm.cli.batch.row_file import RowFile, RowStream, open_rows
 from tfm.cli.batch.row_order import Turns, Waiting
 from tfm.cli.batch.rows import LONGEST_ROW_BYTES, next_row
 from tfm.cli.batch.written import read_written, row_begin, row_text
 from tfm.cli.lines import Lines
-from tfm.cli.output import Notes
+from tfm.cli.output import Notes, Output
 from tfm.engine.errors import TfmError
 
 ROWS = 12
@@ -436,6 +436,28 @@ def stop() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, interrupt.Stop())
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("method", ["_open", "__init__", "__enter__"])
+def test_stopped_while_a_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: None, method: str
+) -> None:
+    """A stop between the opening of OUT and the `with` that takes it away left two empty files behind."""
+    path, real = tmp_path / "out", getattr(RowFile, method)
+
+    def at_ctrl_c(*arguments: Any) -> Any:
+        given = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return given
+
+    (tmp_path / "rows").write_text("{}\n")
+    monkeypatch.setattr(RowFile, method, at_ctrl_c)
+    with (
+        Notes(quiet=True) as notes, Lines(str(tmp_path / "rows"), notes, "rows", LONGEST_ROW_BYTES) as source,
+        pytest.raises(KeyboardInterrupt), ExitStack() as stack,
+    ):  # fmt: skip
+        open_rows(str(path), Output(), source, stack)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows"]
 
 
 @pytest.mark.parametrize(

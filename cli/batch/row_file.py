@@ -38,15 +38,13 @@ class RowFile:
         self._path = Path(os.path.realpath(name))
         self._is_new = not self._path.exists()
         with ExitStack() as undo:
-            with interrupt.held():
-                self._descriptor = self._open()
-                undo.callback(os.close, self._descriptor)
-                self.status = os.fstat(self._descriptor)
-                undo.callback(self._take_away)
-                self._end = self.status.st_size
-                self._count = 0 if self._end == 0 else None  # rows of the file, when `resume` knows
-                self.waiting = Waiting(Path(f"{self._path}.waiting"))
-                undo.callback(self.waiting.close)
+            self._descriptor = self._open()
+            undo.callback(os.close, self._descriptor)
+            self.status = os.fstat(self._descriptor)
+            undo.callback(self._take_away)
+            self._end = self.status.st_size
+            self._count = 0 if self._end == 0 else None  # rows of the file, when `resume` knows
+            self.waiting = Waiting(Path(f"{self._path}.waiting"))
             undo.pop_all()
 
     def _open(self) -> int:
@@ -197,8 +195,11 @@ class RowStream:
             os.close(self._descriptor)
 
 
-def open_rows(name: str | None, output: Output, source: Lines) -> RowFile | RowStream:
-    """Where answers go: the file or stream of this name, or stdout for None and "-"."""
+def open_rows(name: str | None, output: Output, source: Lines, stack: ExitStack) -> RowFile | RowStream:
+    """Where answers go: the file or stream of this name, or stdout for None and "-"; entered into stack.
+
+    A file is opened and entered in one step: a stop between the two would leave an empty one behind.
+    """
     there = None
     if name not in (None, "-"):
         with suppress(OSError, ValueError):  # what is wrong is told where it is opened
@@ -209,10 +210,11 @@ def open_rows(name: str | None, output: Output, source: Lines) -> RowFile | RowS
     if target is not None and stat.S_ISREG(target.st_mode) and os.path.samestat(target, source.status):
         raise TfmError("stdout" if is_stdout else f"file {name}", "the file that rows are read from", do=OTHER_FILE)
     if name is None or is_stdout:
-        return RowStream(output.write_line)
+        return stack.enter_context(RowStream(output.write_line))
     if there is not None and not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
-        return RowStream.open(name)
+        return stack.enter_context(RowStream.open(name))
     beside = os.path.realpath(name) + ".waiting"
     if os.path.exists(beside) and os.path.samestat(os.stat(beside), source.status):
         raise TfmError(f"file {name}", "an OUT whose waiting rows would lie where rows are read from", do=OTHER_FILE)
-    return RowFile(name)
+    with interrupt.held():
+        return stack.enter_context(RowFile(name))

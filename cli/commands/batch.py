@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -160,12 +160,11 @@ def command(
         from tfm.cli.batch.run import BatchRun
 
         grammar = constraint.grammar(notes)
-        with (
-            open_rows(how.out, output, source) as rows,
-            output.stopping(rows.abandon),
-            _Ending(rows, notes).at_stop(output) as ending,
-            closing(model.load(notes)) as loaded,
-        ):
+        with ExitStack() as stack:
+            rows = open_rows(how.out, output, source, stack)
+            stack.enter_context(output.stopping(rows.abandon))
+            ending = stack.enter_context(_Ending(rows, notes).at_stop(output))
+            loaded = stack.enter_context(closing(model.load(notes)))
             loaded_s = time.perf_counter()
             defaults = shape.defaults(loaded, sampling, grammar)
             run = ending.run = BatchRun(loaded, defaults, source, rows, not how.unordered, notes)
