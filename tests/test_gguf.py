@@ -17,7 +17,7 @@ from gguf_files import (
     TOKENS,
     tokenizer_fields,
     write_gguf,
-)  # fmt: skip
+)
 from tokenizers import Tokenizer
 
 from tfm.engine.checkpoint import Checkpoint

@@ -170,6 +170,7 @@ def placer(element_bytes: int) -> Any:
 
 def driver(load: Any, element_bytes: int) -> Any:
     """y = x W^T for rows begin .. end - 1 and panels first .. last - 1; see kernels/matmul.py."""
+    assert BAND_PANELS == 4, "a row takes four, two or one of a band's panels at once"
     row_of_four, row_of_two, row_of_one = (row_kernel(load, element_bytes, panels) for panels in (4, 2, 1))
     step = LANES * element_bytes
     place = placer(element_bytes)
