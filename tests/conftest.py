@@ -4,18 +4,21 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from parrot import write_parrot
 
+from tfm.cli import interrupt
 from tfm.cli.main import WRONG_USAGE, _invoke
 from tfm.cli.output import Output
 from tfm.engine import load
+from tfm.engine.constraint import Constraints
 from tfm.engine.default_model import SMOLLM2_135M, ensure_default_model, fetch_gguf
 from tfm.engine.store import building, models_folder
+from tfm.engine.tokenizer import Tokenizer
 
 # Workers run beside each other (-n 2): a thread each for NumPy's BLAS, as in tfm's own processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -57,6 +60,18 @@ def default_model_gguf(default_model_folder: Path) -> Path:
     return models_folder() / name / SMOLLM2_135M.gguf
 
 
+@pytest.fixture(scope="module")
+def big(default_model_folder: Path) -> Tokenizer:
+    """The default model's tokenizer, beside the small ones that tests write."""
+    return Tokenizer.load(default_model_folder)
+
+
+@pytest.fixture(scope="module")
+def constraints(big: Tokenizer) -> Constraints:
+    """On the default model's vocabulary, as a model has it that has a few rows more."""
+    return Constraints(big, big.vocab_size + 7)
+
+
 @pytest.fixture(scope="session")
 def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says "Hi é🙂!", whose characters of several bytes are as many tokens.
@@ -90,6 +105,14 @@ def small_chat(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless_parrot(parrot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that after a line feed says abcdefghijabcdefghij... until its context of a million tokens is full."""
     return write_parrot(tmp_path_factory.mktemp("endless"), b"abcdefghij", loop=True, context=1_000_000)
+
+
+@pytest.fixture
+def stop() -> Iterator[None]:
+    """Ctrl-C is what it is in tfm: an exception between two of Python's instructions."""
+    before = signal.signal(signal.SIGINT, interrupt.Stop())
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
