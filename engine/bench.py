@@ -33,7 +33,7 @@ from tfm.kernels.packing import read_bytes
 from tfm.kernels.records import FORMATS, KV_BLOCK, KV_TYPES, head_bytes
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-NAMES = {code: name for name, code in FORMATS.items()}
+PEAK_OF = {code: "bf16" if name == "bf12" else name for name, code in FORMATS.items()}
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _multiply_s(model: Model, test: Test, machine: Machine) -> float:
     matrices = [(rows, layer[name]) for layer in table.layers for name in MATRICES if layer[name]["data"] != 0]
     matrices.append((_logit_rows(test), table.head[0]["lm_head"]))
     seconds = sum(
-        count * int(matrix["rows"] * matrix["columns"]) / machine.macs_s[NAMES[int(matrix["format"])]]
+        count * int(matrix["rows"] * matrix["columns"]) / machine.macs_s[PEAK_OF[int(matrix["format"])]]
         for count, matrix in matrices
     )
     for layer in model.config.layers:

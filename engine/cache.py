@@ -100,6 +100,7 @@ class Sequence:
         self._pool = pool
         self._blocks: list[int] = []
         self.table = np.zeros(-(-ctx // KV_BLOCK), np.int64)  # addresses of the blocks, read by the kernels
+        self.table_address = self.table.ctypes.data  # kept, as to ask for it takes 2 us
         self.ids: list[int] = []
 
     @property

@@ -21,18 +21,20 @@ from tfm.engine.records import FEW_ROWS, LAYER, STEP
 from tfm.kernels.activation import activate_row
 from tfm.kernels.attention import attend_piece, merge_segments
 from tfm.kernels.embedding import add_row, embed_row
+from tfm.kernels.formats import begin_of
 from tfm.kernels.jit import jit
 from tfm.kernels.kv_block import append_key, append_value, bytes_of_head
 from tfm.kernels.matmul import activations_at, multiply_piece
 from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
-from tfm.kernels.records import AHEAD_BYTES, BAND_PANELS, BLOCK_ROWS, KV_BLOCK, LANES, NORMS, Q8, THREAD
+from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, THREAD
 from tfm.kernels.rope import rotate
 from tfm.kernels.simd import address_of, peek_i64, prefetch, record_at
 from tfm.kernels.team import barrier, next_step, publish, share
 
 LAYER_BYTES = LAYER.itemsize
 NO_NORM = NORMS["none"]
+KV_Q8 = KV_TYPES["q8"]
 
 Record = Any  # a record of records.py or kernels/records.py, as compiled code sees it
 
@@ -79,7 +81,7 @@ def ask_for(matrix: Record, me: Record) -> None:
     So a step takes 1 to 3 % less where two threads want more than memory gives, and 4 to 13 % less where they do not.
     """
     first, _ = share(matrix.panels, me)
-    begin = matrix.data + (first if is_quantized(matrix) else first - first % BAND_PANELS) * matrix.panel_bytes
+    begin = begin_of(matrix, first)
     for line in range(0, AHEAD_BYTES, 64):
         prefetch(begin + line)
 
@@ -125,39 +127,52 @@ def add_heads(step: Record, layer: Record, me: Record, claims: int) -> None:
 
 @jit
 def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None:
-    """Queries, keys and values of this thread's heads, turned by their positions; keys and values go into the cache."""
+    """Queries and keys of this thread's heads, turned by their positions, and its panels of values; keys and values go
+    into the cache.
+
+    Values are shared out by panels, as nothing joins the elements of a head: with 9 heads of queries and 3 of keys and
+    values each of two threads has half of the work, where one had 8 of 15 heads.
+    """  # fmt: skip
     heads = layer.heads
     num_q, num_kv, size = heads.num_attention_heads, heads.num_key_value_heads, heads.head_size
-    first, last = share(num_q + 2 * num_kv, me)
-    project_some(layer.q_proj, step, me, read, size, first, last, 0, num_q)
-    project_some(layer.k_proj, step, me, read, size, first, last, num_q, num_kv)
-    project_some(layer.v_proj, step, me, read, size, first, last, num_q + num_kv, num_kv)
+    panels = size // LANES
+    first, last = share(num_q + num_kv, me)
+    project_some(layer.q_proj, step, me, read, first * panels, min(last, num_q) * panels, 0)
+    project_some(layer.k_proj, step, me, read, max(0, first - num_q) * panels, (last - num_q) * panels, num_q * size)
+    first_value, last_value = share_values(heads, step.kv_type, me)
+    project_some(layer.v_proj, step, me, read, first_value, last_value, (num_q + num_kv) * size)
     for t in range(step.rows):
         position = peek_i64(step.positions + 8 * t)
         block = peek_i64(peek_i64(step.tables + 8 * t) + 8 * (position // KV_BLOCK)) + layer.cache_offset
+        row = step.heads_out + t * step.heads_stride
         for h in range(first, last):
-            vector = step.heads_out + t * step.heads_stride + 4 * size * h
-            if layer.rope.half != 0 and h < num_q + num_kv:
+            vector = row + 4 * size * h
+            if layer.rope.half != 0:
                 turn = 4 * layer.rope.half * position
                 rotate(vector, layer.rope.cos + turn, layer.rope.sin + turn, layer.rope.half, layer.rope.interleaved)
-            kv_head = (h - num_q) % num_kv
-            head = block + kv_head * bytes_of_head(step.kv_type, size)
-            if h >= num_q + num_kv:
-                append_value(step.kv_type, head, position % KV_BLOCK, size, vector)
-            elif h >= num_q:
+            if h >= num_q:
+                head = block + (h - num_q) * bytes_of_head(step.kv_type, size)
                 append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
+        for h in range(first_value // panels, -(-last_value // panels)):
+            head, vector = block + h * bytes_of_head(step.kv_type, size), row + 4 * size * (num_q + num_kv + h)
+            begin, end = max(0, first_value - h * panels), min(panels, last_value - h * panels)
+            append_value(step.kv_type, head, position % KV_BLOCK, size, begin * LANES, end * LANES, vector)
 
 
 @jit
-def project_some(
-    matrix: Record, step: Record, me: Record, read: Record, size: int, first: int, last: int, begin: int, count: int
-) -> None:
-    """Those of the heads first .. last - 1 that `matrix` makes; its heads are begin .. begin + count - 1 of a row."""
-    panels = size // LANES
-    low, high = max(first, begin) - begin, min(last, begin + count) - begin
-    if low < high:
-        out = step.heads_out + 4 * size * begin
-        multiply(matrix, read, 0, step.rows, low * panels, high * panels, out, step.heads_stride, 0, me)
+def share_values(heads: Record, kv_type: int, me: Record) -> tuple[int, int]:
+    """This thread's panels of values, first and last + 1. In q8 whole heads: the elements of one share a scale."""
+    panels = heads.head_size // LANES
+    unit = panels if kv_type == KV_Q8 else 1
+    first, last = share(heads.num_key_value_heads * panels // unit, me)
+    return first * unit, last * unit
+
+
+@jit
+def project_some(matrix: Record, step: Record, me: Record, read: Record, first: int, last: int, begin: int) -> None:
+    """Panels first .. last - 1, if any, of a matrix whose outputs begin at element `begin` of a row."""
+    if first < last:
+        multiply(matrix, read, 0, step.rows, first, last, step.heads_out + 4 * begin, step.heads_stride, 0, me)
 
 
 @jit

@@ -1,6 +1,5 @@
 """A loaded model: rows of (token, sequence, position) in, logits out. T rows of a step, V vocabulary."""
 
-from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ STEPS_TO_STAY = 256
 Work = Items[tuple[Sequence, Items[int]]]
 Piece = tuple[Sequence, list[int], int]  # tokens of one pass, and of how many at their end the logits are wanted
 Wanted = Literal["last", "all", "none"]
+NUMBERS = int, np.integer
 
 
 class Model:
@@ -80,6 +80,7 @@ class Model:
         for name in ("num_layers", "layers", "embed_tokens", "lm_head", "position_embeddings", "norm"):
             step[name] = head[name]
         self._buffers.fill(step)
+        self._logits_width = int(head["lm_head"]["panels"]) * LANES
 
     def take_weights(self) -> None:
         """Read the weights from memory of its own from now on, if that is faster.
@@ -110,14 +111,12 @@ class Model:
         items = [(sequence, self.checked(ids)) for sequence, ids in work]
         each = [logits] * len(work) if isinstance(logits, str) else logits
         wanted = [_number_wanted(ids, how) for (_, ids), how in zip(items, each, strict=True)]
-        lengths: Counter[Sequence] = Counter()
+        lengths: dict[Sequence, int] = {}
         for sequence, ids in items:
-            lengths[sequence] += len(ids)
-            length = sequence.length + lengths[sequence]
+            lengths[sequence] = length = lengths.get(sequence, sequence.length) + len(ids)
             if length > self.ctx:
                 raise self.too_long(length)
-        stride = self.table.head["lm_head"]["panels"][0] * LANES
-        out = np.empty((sum(wanted), stride), np.float32)
+        out = np.empty((sum(wanted), self._logits_width), np.float32)
         done = 0
         for part in _parts(items, wanted, MAX_ROWS):
             with self._team.lock:
@@ -126,10 +125,10 @@ class Model:
 
     def checked(self, ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
         """ids as Python's own numbers; TfmError for what is no token id of this model."""
-        if isinstance(ids, str) or any(not isinstance(id_, int | np.integer) for id_ in ids):
+        if isinstance(ids, str) or not all(isinstance(id_, NUMBERS) for id_ in ids):
             do = "text is made into ids by model.tokenizer.encode"
             raise TfmError("token ids", repr(ids)[:60], "whole numbers", do)
-        numbers = [int(id_) for id_ in ids]
+        numbers = list(map(int, ids))
         if numbers and not 0 <= min(numbers) <= max(numbers) < self.config.vocab_size:
             wrong = next(i for i in numbers if not 0 <= i < self.config.vocab_size)
             raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
@@ -149,8 +148,8 @@ class Model:
             span = slice(first, first + len(ids))
             buffers.tokens[span] = ids
             buffers.positions[span] = range(begin, end)
-            buffers.tables[span] = sequence.table.ctypes.data
-            buffers.spans[i] = (first, len(ids), begin, sequence.table.ctypes.data)
+            buffers.tables[span] = sequence.table_address
+            buffers.spans[i] = (first, len(ids), begin, sequence.table_address)
             first, longest = first + len(ids), max(longest, end)
             picked += range(first - wanted, first)
         for rope in self.table.ropes:

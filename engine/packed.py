@@ -57,7 +57,7 @@ class PackedModel:
 
 
 def find_image(folder: Path) -> Memory | None:
-    """The mapped image of a folder whose files are what they were when it was packed."""
+    """The mapped image of a folder whose files are what they were when it was packed; it counts as used now."""
     place = _read_json(_place(folder))
     try:
         files = place["files"]
@@ -97,6 +97,8 @@ def make_image(
     checkpoint = Checkpoint(folder)
     files = _files_of(checkpoint)
     plan = Plan(config, load_weights(checkpoint, config))
+    check_size(plan.least_size)
+    plan = plan.narrowed(threads, progress)
     check_size(plan.size)
     with _new_file(plan.size) as file:
         if file is None:

@@ -32,13 +32,20 @@ def random_weights(config: ModelConfig, format: Format) -> Weights:
 
 def random_image(weights: Weights, config: ModelConfig, threads: int, progress: Progress | None = None) -> Memory:
     """Weights packed into memory. Raises TfmError where they do not fit."""
-    plan, free = Plan(config, weights), available_memory()
-    if free is not None and plan.size > free:
-        remedy = "use a smaller shape or fewer bits"
-        raise TfmError("memory", f"{plan.size / 1e6:.1f} MB of weights", f"{free / 1e6:.1f} MB free", remedy)
+    plan = Plan(config, weights)
+    _check(plan.least_size)
+    plan = plan.narrowed(threads, progress)
+    _check(plan.size)
     memory = aligned_empty(plan.size)
     plan.write(memory, threads, progress)
     return memory
+
+
+def _check(size: int) -> None:
+    free = available_memory()
+    if free is not None and size > free:
+        remedy = "use a smaller shape or fewer bits"
+        raise TfmError("memory", f"{size / 1e6:.1f} MB of weights", f"{free / 1e6:.1f} MB free", remedy)
 
 
 class _Random:

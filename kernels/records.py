@@ -15,9 +15,10 @@ GROUP = 32  # columns that share one scale of quantised activations
 KV_BLOCK = 64  # positions of a cache block
 SEGMENT_BLOCKS = 8  # blocks that attention sums by themselves before it merges them; so the order of summation is fixed
 
-# Weight formats. Float formats keep float32 activations; affine ones quantise the activations to int8.
-F32, BF16, F16, Q8, Q4 = range(5)
-FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "q8": Q8, "q4": Q4}
+# Weight formats. Float formats keep float32 activations; affine ones quantise the activations to int8. bf12 is how bf16
+# is packed where it can be, without loss.
+F32, BF16, F16, BF12, Q8, Q4 = range(6)
+FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "bf12": BF12, "q8": Q8, "q4": Q4}
 SCALE_TYPES = {"f32": 0, "f16": 1, "bf16": 2}
 KV_TYPES = {"f32": 0, "f16": 1, "q8": 2}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
@@ -31,7 +32,10 @@ def _record(*fields: Any) -> np.dtype[Any]:
 
 
 # A weight matrix [N, K] in panels of 16 outputs; see kernels/formats. rows is N as it came; panels * 16 are computed.
-MATRIX = _record("data", "bias", "format", "rows", "columns", "panels", "panel_bytes", "group_size", "scale_type")
+# strays is the room for weights that bf12 keeps apart, in each band.
+MATRIX = _record(
+    "data", "bias", "format", "rows", "columns", "panels", "panel_bytes", "group_size", "scale_type", "strays"
+)  # fmt: skip
 
 # Rows that a matmul reads: float32 values, and the same as int8 with, for every 32 columns, 16 bytes:
 # scale (float32), scale * sum (float32), sum of the int8 (int32), 4 unused. Strides are bytes from row to row.
@@ -58,21 +62,40 @@ TEAM_ARRIVED, TEAM_STEP, TEAM_SLEEPERS, TEAM_STOP = 0, 64, 128, 192
 TEAM_MUTEX, TEAM_CONDITION, TEAM_BYTES = 256, 384, 512
 
 
+# bf12, see kernels/formats/bf12.py: upper halves without their sign, how many of them a table has, and what marks one
+# that it has not; bytes of two columns of a band, of its table, of a stray.
+UPPERS, TABLED, ABSENT = 128, 8, 255
+UNIT_BYTES, TABLE_BYTES, STRAY_BYTES = 192, 2 * TABLED, 8
+
+
 def panels_of(rows: int) -> int:
     return -(-rows // LANES)
 
 
+def panels_together(format: int) -> int:
+    """Panels that lie interleaved in memory: the matrix has room for a multiple of them."""
+    return 1 if format in (Q4, Q8) else BAND_PANELS
+
+
 def stored_panels(format: int, panels: int) -> int:
-    """Panels that there is room for: in the float formats whole bands, see kernels/formats/dense.py."""
-    return -(-panels // BAND_PANELS) * BAND_PANELS if format in (F32, BF16, F16) else panels
+    """Panels that there is room for."""
+    together = panels_together(format)
+    return -(-panels // together) * together
 
 
-def panel_bytes(format: int, columns: int, group_size: int, scale_type: int) -> int:
-    """Bytes of one packed panel: 16 outputs by all columns, with scales and biases where the format has them."""
+def panel_bytes(format: int, columns: int, group_size: int, scale_type: int, strays: int) -> int:
+    """Bytes of one packed panel: 16 outputs by all columns, with what else the format has beside them."""
     if format in (F32, BF16, F16):
         return columns * LANES * (4 if format == F32 else 2)
+    if format == BF12:
+        return (band_head_bytes(strays) + -(-columns // 2) * UNIT_BYTES) // BAND_PANELS
     scales = 2 * LANES * (4 if scale_type == SCALE_TYPES["f32"] else 2)
     return columns // group_size * (scales + group_size * LANES * (4 if format == Q4 else 8) // 8)
+
+
+def band_head_bytes(strays: int) -> int:
+    """Bytes of the table and of `strays` strays with the one that ends them, on cache lines."""
+    return -(-(TABLE_BYTES + STRAY_BYTES * (strays + 1)) // 64) * 64
 
 
 def head_bytes(kv_type: int, head_size: int) -> int:
@@ -90,7 +113,7 @@ def state_bytes(head_size: int) -> int:
     return STATE_HEAD + 4 * head_size
 
 
-# A matmul in floating point takes so many rows, panels and columns at a time; see kernels/formats/dense.py. Its scratch
+# A matmul in floating point takes so many rows, panels and columns at a time; see kernels/formats/bands.py. Its scratch
 # space holds, in float32, the columns of at most two panels, those of the rows, and the sums. With 64 panels the rows'
 # columns are copied a quarter as often as with 16: 44 and not 42 G multiply-adds/s on AVX2, though the sums, of which
 # a tile touches a line in 18,000 multiply-adds, then lie in the third cache.

@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm.kernels.formats import affine, dense, q4, q8
+from tfm.kernels.formats import affine, bf12, dense, q4, q8
 from tfm.kernels.ops import Op
-from tfm.kernels.packing import PANELS_A_TASK, aligned_empty, describe, pack_tasks, packed_bytes
+from tfm.kernels.packing import (
+    PANELS_A_TASK,
+    Exponents,
+    aligned_empty,
+    count_uppers,
+    describe,
+    pack_tasks,
+    packed_bytes,
+)
 from tfm.kernels.records import LANES, SCALE_TYPES, panels_of
+
+FLOAT_FORMATS = (*SCALE_TYPES, "bf12")
+STRAY_SHARE = 0.02  # strays among the random weights of bf12; a model's matrix has at most one in a thousand
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +66,18 @@ class Weight:
     @cached_property
     def _packed(self) -> tuple[np.ndarray[Any, np.dtype[Any]], npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
         count = len(self.values) if self.rows is None else len(self.rows)
-        record = describe(self.format, count, self.columns, self.group_size, self.scale_type)
+        scales, strays = self.scales, 0
+        if self.format == "bf12":
+            rows = np.arange(count) if self.rows is None else self.rows
+            scales, strays, _ = Exponents.of(count_uppers(self.values, rows))
+        record = describe(self.format, count, self.columns, self.group_size, self.scale_type, strays)
         memory, bias = aligned_empty(packed_bytes(record)), None
         record["data"] = memory.ctypes.data
         if self.bias_N is not None:
             bias = np.zeros(panels_of(count) * LANES, np.float32)
             bias[:count] = self.bias_N
             record["bias"] = bias.ctypes.data
-        for task in pack_tasks(record, self.values, self.scales, self.biases, self.rows):
+        for task in pack_tasks(record, self.values, scales, self.biases, self.rows):
             task()
         return record, memory, bias
 
@@ -108,9 +123,13 @@ def floats(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def random_bits(rng: np.random.Generator, kind: str, shape: tuple[int, ...], scale: float = 1.0) -> npt.NDArray[Any]:
-    """Normal values of a float type; bf16 as its bits, cut off."""
+    """Normal values of a float type; bf16 and bf12 as bits of bfloat16, cut off. For bf12 some are far smaller."""
     values = (scale * rng.standard_normal(shape)).astype(np.float32)
-    if kind == "bf16":
+    if kind == "bf12":
+        values *= np.where(
+            rng.random(shape) < STRAY_SHARE, np.float32(2) ** -rng.integers(10, 60, shape), np.float32(1)
+        )
+    if kind in ("bf16", "bf12"):
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16) if kind == "f16" else values
 
@@ -121,7 +140,7 @@ def random_weight(
 ) -> Weight:  # fmt: skip
     """Weights of about unit size; those of an affine format use all of its numbers, and lie on both sides of 0."""
     bias_N = rng.standard_normal(rows).astype(np.float32) if bias else None
-    if format in SCALE_TYPES:
+    if format in FLOAT_FORMATS:
         return Weight(format, random_bits(rng, format, (rows, columns)), bias_N=bias_N)
     bits = int(format[1:])
     words = rng.integers(0, 2**32, (rows, columns * bits // 32), np.uint32)
@@ -144,6 +163,8 @@ def _bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
 def round_trip(weight: Weight) -> npt.NDArray[np.uint32]:
     """What the panels hold, as bits: [N, K], and behind the numbers of an affine format its scales and biases."""
     rows, columns = int(weight.record["rows"][0]), weight.columns
+    if weight.format == "bf12":
+        return _bits(bf12.unpack(weight.panels, rows, columns, int(weight.record["strays"][0])))
     if weight.scales is None:
         return _bits(dense.unpack(weight.panels, rows, columns, weight.values.dtype))
     unpack_group = UNPACK_GROUP[weight.format]
@@ -170,7 +191,7 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
     weights["f32 4113x1"] = Weight("f32", random_bits(rng, "f32", (LANES * PANELS_A_TASK + 17, 1)))
     for rows in (1, 15, 16, 17, 33, 257):
         order = rng.permutation(np.r_[np.arange(rows), [-1] * 5])  # rows in another order, some of them zeros
-        for kind in SCALE_TYPES:
+        for kind in FLOAT_FORMATS:
             for columns in (1, 7, 32):
                 values = random_bits(rng, kind, (rows, columns))
                 label = f"{kind} {rows}x{columns}"

@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from tfm.engine import forward
+from tfm.engine.forward import share_values
 from tfm.kernels.jit import Entry, jit
+from tfm.kernels.kv_block import heads_at
 from tfm.kernels.records import THREAD
 from tfm.kernels.simd import atomic_add, pause, peek_i64, poke_i64, record_at
 from tfm.kernels.team import barrier, next_step, publish
@@ -54,3 +57,14 @@ def run(thread: int) -> None:
 
 
 RUN = Entry("team_kernels:run", "i")
+
+
+@jit
+def panels_of_values(heads: int, kv_type: int, thread: int, found: int) -> None:
+    """forward.share_values for the addresses of its records; found: int64 [2]."""
+    first, last = share_values(heads_at(heads), kv_type, thread_at(thread))
+    poke_i64(found, first)
+    poke_i64(found + 8, last)
+
+
+PANELS_OF_VALUES = Entry("team_kernels:panels_of_values", "iiii", (forward.__file__,))

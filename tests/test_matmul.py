@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from tfm.kernels import embedding, matmul
-from tfm.kernels.formats import dense
-from tfm.kernels.packing import aligned_empty, describe, pack_tasks, packed_bytes
+from tfm.kernels.formats import bf12, dense
+from tfm.kernels.packing import Exponents, aligned_empty, count_uppers, describe, pack_tasks, packed_bytes
 from tfm.kernels.records import (
     BAND_PANELS,
     BLOCK_COLUMNS,
@@ -19,10 +19,11 @@ from tfm.kernels.records import (
     MULTIPLY_SCRATCH_BYTES,
 )
 from tfm.kernels.simd import TILE
-from tfm.kernels.weight import Weight, random_bits, random_weight
+from tfm.kernels.weight import FLOAT_FORMATS, Weight, random_bits, random_weight, round_trip
 
 KINDS = {
     "f32": ("f32", BLOCK_COLUMNS + 65), "bf16": ("bf16", BLOCK_COLUMNS + 1), "f16": ("f16", 129),
+    "bf12": ("bf12", BLOCK_COLUMNS + 65),
     "q4-32": ("q4", 96, 32, "f16"), "q4-128": ("q4", 256, 128, "bf16"),
     "q8-32": ("q8", 96, 32, "f16"), "q8-64": ("q8", 192, 64, "f32"),
 }  # fmt: skip
@@ -119,18 +120,60 @@ def test_outputs_that_no_row_makes_are_zero(kind: str) -> None:
         assert np.array_equal(found, np.where(order < 0, bias_N, plain[:, order] + bias_N))
 
 
-@pytest.mark.parametrize("format", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("format", FLOAT_FORMATS)
 def test_a_band_is_filled_up_with_zeros(format: str) -> None:
     """Guards the file of packed weights: where a band has no outputs it would keep what was in memory before."""
     values = random_bits(np.random.default_rng(4), format, (LANES + 1, 3))
-    record = describe(format, *values.shape)
+    places, strays = None, 0
+    if format == "bf12":
+        places, strays, _ = Exponents.of(count_uppers(values, np.arange(len(values))))
+    record = describe(format, *values.shape, strays=strays)
     memory = aligned_empty(packed_bytes(record))
     memory[:], record["data"] = 255, memory.ctypes.data
-    for task in pack_tasks(record, values):
+    for task in pack_tasks(record, values, places):
         task()
-    band = dense.unpack(memory, BAND_PANELS * LANES, 3, values.dtype)
+    if format == "bf12":
+        band = bf12.unpack(memory, BAND_PANELS * LANES, 3, strays)
+    else:
+        band = dense.unpack(memory, BAND_PANELS * LANES, 3, values.dtype)
     assert np.array_equal(band[: len(values)], values, equal_nan=True)
     assert not band[len(values) :].any()
+
+
+def bits_of(kind: str, rows: int, columns: int) -> npt.NDArray[np.uint16]:
+    """bfloat16 of which bf12 keeps none apart, some, or most of them."""
+    rng = np.random.default_rng(5)
+    if kind == "few exponents":
+        return random_bits(rng, "bf16", (rows, columns)) & 0x81FF | 0x3E00
+    if kind == "any finite":
+        return rng.integers(0, 0x7F00, (rows, columns), np.uint16) | rng.choice([0, 0x8000], (rows, columns))
+    return random_bits(rng, "bf12", (rows, columns))
+
+
+@pytest.mark.parametrize("kind", ["few exponents", "strays", "any finite"])
+def test_bf12_gives_the_bits_of_bf16(kind: str) -> None:
+    """Guards the promise of exact weights: a stray that is lost, or set after its column was multiplied, or zeros of
+    another sign, would change bits that no bound on the error sees."""
+    outputs, columns = (BLOCK_PANELS + 3) * LANES - 5, BLOCK_COLUMNS + 65
+    values = bits_of(kind, outputs, columns)
+    narrow, plain = Weight("bf12", values), Weight("bf16", values)
+    assert (int(narrow.record["strays"][0]) == 0) == (kind == "few exponents")
+    rng = np.random.default_rng(6)
+    for count in (1, 2, TILE + 1, 13, BLOCK_ROWS + 2):
+        x_MK = 1e-3 * rows_of(rng, count, plain)
+        with np.errstate(all="ignore"):
+            assert matmul.matmul(x_MK, narrow).tobytes() == matmul.matmul(x_MK, plain).tobytes(), f"{count} rows"
+        panels = int(narrow.record["panels"][0])
+        for cut in (1, 2, 3, 5):
+            pieces = [(0, count, 0, cut), (0, count, cut, cut), (0, count, cut, panels)]
+            found = [multiply(x_MK, weight, pieces, nan(count, panels * LANES)) for weight in (narrow, plain)]
+            assert found[0].tobytes() == found[1].tobytes(), f"{count} rows, panels cut at {cut}"
+
+
+def test_bf12_keeps_every_bfloat16() -> None:
+    """Guards infinities, NaN with all their bits, subnormals and both zeros: what is packed comes back."""
+    values = np.random.default_rng(7).permutation(1 << 16).astype(np.uint16).reshape(256, 256)
+    assert np.array_equal(round_trip(Weight("bf12", values)), values)
 
 
 def extreme(bits: int, q_NK: npt.NDArray[np.uint8], scale: float, bias: float) -> Weight:
@@ -160,7 +203,7 @@ def test_row_of_zeros_gives_the_bias() -> None:
     assert np.array_equal(matmul.matmul(x_MK, weight), np.tile(weight.bias_N, (TILE + 2, 1)))
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kind", FLOAT_FORMATS)
 def test_unit_rows_read_the_weights(kind: str) -> None:
     """Guards a column or an output in the wrong place: W e_k is column k, bit for bit."""
     weight = weight_of(kind, np.random.default_rng(6), bias=False)

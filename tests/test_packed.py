@@ -14,6 +14,7 @@ import pytest
 
 from tfm.engine import load, packed
 from tfm.engine import model as model_module
+from tfm.engine.summary import summarize
 from tfm.kernels.new_file import PREFIX, sweep
 
 CONFIG = checkpoints.FLOATS["llama-wide"]
@@ -27,9 +28,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_root", lambda: tmp_path / "packed")
 
 
-def write(folder: Path, seed: int = 0) -> Path:
+def write(folder: Path, seed: int = 0, dtype: str = "F32") -> Path:
     """A checkpoint that is old enough to be kept."""
-    checkpoints.write_checkpoint(folder, CONFIG, dtype="F32", seed=seed)
+    checkpoints.write_checkpoint(folder, CONFIG, dtype=dtype, seed=seed)
     time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
     return folder
 
@@ -59,6 +60,18 @@ def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
     assert size == image.stat().st_size
     assert model.logits(IDS).tobytes() == expected
     model.close()
+
+
+def test_summary_tells_what_packed_weights_take(tmp_path: Path) -> None:
+    """Guards `tfm show` of bf16: it said a third too much after the weights had been packed in 12 bits."""
+    folder = write(tmp_path / "model", dtype="BF16")
+    before = summarize(folder).memory
+    logits(folder)
+    (image,) = images()
+    after = summarize(folder).memory
+    assert before is not None
+    assert after is not None
+    assert after.weights_bytes == image.stat().st_size < before.weights_bytes
 
 
 def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ class Cpu:
     """What is to be found for a CPU with these features.
 
     rows: of a tile. nibbles and bytes: the instruction of q4 and q8; `dots` of them are 4 columns of a row. fma: that
-    of the formats in floating point; `fmas` of them are one column of a panel, `floats` one of a tile. register: how
-    the widest are called.
+    of the formats in floating point; `fmas` of them are one column of a panel, `floats` one of a tile. lookup: what
+    bf12 finds the upper halves of weights with. register: how the widest are called.
     """
 
     triple: str
@@ -44,15 +44,17 @@ class Cpu:
     fma: str
     fmas: int
     floats: int
+    lookup: str
     register: str
 
 
 def x86(features: str, rows: int, dot: str, parts: int, register: str) -> Cpu:
-    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, 24 if register == "zmm" else 12, register)
+    floats = 24 if register == "zmm" else 12
+    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, floats, "vpshufb", register)
 
 
 def arm(nibbles: str, bytes_: str, dots: int = 4, triple: str = LINUX_ARM) -> Cpu:
-    return Cpu(triple, "", 5, nibbles, bytes_, dots, "fmla", 4, 20, "v")
+    return Cpu(triple, "", 5, nibbles, bytes_, dots, "fmla", 4, 20, "tbl", "v")
 
 
 CPUS = {
@@ -132,7 +134,7 @@ def test_inner_loops(name: str) -> None:
     tile that no longer shares the weights' load; registers of half the width."""
     cpu = CPUS[name]
     kernels = machine_code(name, cpu)
-    rows = {f"{format}_row" for format in ("q4", "q8", "f32", "bf16", "f16")}
+    rows = {f"{format}_row" for format in ("q4", "q8", "f32", "bf16", "bf12", "f16")}
     assert set(kernels) == {"q4", "q8", "float", *rows}
     for title, code in kernels.items():
         format, _, row = title.partition("_")
@@ -147,6 +149,9 @@ def test_inner_loops(name: str) -> None:
             too = {"smull2"} if wanted == "smull" else set()
             assert not names.keys() & (DOTS - {wanted} - too), title
             step = cpu.dots * (1 if row else cpu.rows)
+        elif format == "bf12":
+            step = 8 * cpu.fmas  # two columns of a band
+            assert names[cpu.lookup] == 2 * cpu.fmas, names
         else:
             step = 4 * cpu.fmas if row else cpu.floats
         assert len(found) % step == 0, f"{title}: {len(found)} in the loop, {step} for all rows or panels"

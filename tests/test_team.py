@@ -18,6 +18,7 @@ import team_kernels
 
 from tfm.engine import load, team
 from tfm.engine.model import Model
+from tfm.kernels.records import HEADS, KV_TYPES, LANES, THREAD
 
 PATIENCE_S = 60.0  # a step of these tests takes milliseconds; one that takes so long hangs
 TESTS = Path(__file__).parent
@@ -311,3 +312,23 @@ def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
         assert crowd.job["wrong"][0] == 0
     assert counts[0] == 1
     assert set(counts) <= {1, 2}
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_values_are_shared_out_once(kv_type: str, threads: int) -> None:
+    """Guards q8: two threads that share a head would each scale it before the other's half is there, seldom enough for
+    logits not to show it. And any type: a panel that no thread makes, or two."""
+    record, heads, found = np.zeros(1, THREAD), np.zeros(1, HEADS), np.zeros(2, np.int64)
+    record["threads"] = threads
+    for count, size in ((1, 16), (1, 64), (2, 48), (3, 64)):
+        heads["num_key_value_heads"], heads["head_size"] = count, size
+        end = 0
+        for index in range(threads):
+            record["index"] = index
+            addresses = heads.ctypes.data, KV_TYPES[kv_type], record.ctypes.data, found.ctypes.data
+            team_kernels.PANELS_OF_VALUES(*addresses)
+            assert found[0] == end
+            assert kv_type != "q8" or found[1] % (size // LANES) == 0
+            end = int(found[1])
+        assert end == count * size // LANES

@@ -14,26 +14,28 @@ from typing import Any
 from tfm.kernels import targets
 from tfm.kernels.jit import jit, linked
 
-KERNELS = ("q4", "q4_row", "q8", "q8_row", "float", "f32_row", "bf16_row", "f16_row")
+KERNELS = ("q4", "q4_row", "q8", "q8_row", "float", "f32_row", "bf16_row", "f16_row", "bf12_row")
 
 
 def entry(kernel: str) -> Any:
     """A compiled function of addresses around a micro-kernel."""
     from tfm.kernels import matmul
-    from tfm.kernels.formats import affine, dense
-    from tfm.kernels.records import BAND_PANELS
+    from tfm.kernels.formats import affine, bands, finish
     from tfm.kernels.simd import TILE
 
     matrix_at, activations_at = matmul.matrix_at, matmul.activations_at
     if kernel == "float":
-        return dense.many
+        return bands.many
     name, _, row = kernel.partition("_")
     (module,) = (module for module in matmul.FORMATS if module.__name__.endswith(f".{name}"))
     if module.QUANTIZED:
         rows = 1 if row else TILE
         tile = affine.tile_kernel(module.dots_of_group(rows), module.GROUP_BYTES, rows)
     else:
-        tile = dense.row_kernel(module.load, module.ELEMENT_BYTES, BAND_PANELS)
+
+        @jit
+        def tile(matrix, panel, acts, t, bias, out, stride, add):
+            finish(module.band_row(matrix, panel, acts.values + t * acts.stride), bias, out, stride, add)
 
     @jit
     def run(matrix, panel, acts, out, stride, t, bias, add):
@@ -49,7 +51,7 @@ def assembly(kernel: str) -> str:
 
     target = targets.current_target()
     machine = target.machine()
-    _, library = linked(entry(kernel), "i" * 7 if kernel == "float" else "i" * 8)
+    _, library = linked(entry(kernel), "i" * 8)
     code = re.sub(
         r'^target triple = ".*"$', f'target triple = "{target.triple}"', str(library._final_module), flags=re.M
     )

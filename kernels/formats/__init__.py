@@ -2,8 +2,9 @@
 
 A format module has
     CODE                              its number in kernels/records.py
-    multiply(matrix, acts, ...)       y = x W^T for some rows of activations and some panels of 16 outputs
-    pack(matrix, panel, rows, ...)    writes one panel from the arrays of a checkpoint
+    multiply(matrix, acts, ...)       y = x W^T for some rows of activations and some panels of 16 outputs; a format in
+                                      floating point has what bands.py needs to make it
+    pack(matrix, panel, rows, ...)    writes one panel (bf12: the band that begins with it) from a checkpoint's arrays
     embed(matrix, row, out)           one row, as float32
 """
 
@@ -11,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.records import BF16, F16, F32, Q4, Q8
-from tfm.kernels.simd import add_rows, store_rows
+from tfm.kernels.records import BAND_PANELS, BF12, BF16, F16, F32, Q4, Q8
+from tfm.kernels.simd import add_rows, load_f32, store_f32, store_rows
 
 
 @inline
@@ -25,21 +26,56 @@ def finish(acc, bias, out, out_stride, add):
     store_rows(acc, out, out_stride)
 
 
+@inline
+def finish_panel(y, bias, out, add):
+    """The same for the vector of one row and panel."""
+    if bias != 0:
+        y = load_f32(bias) + y
+    if add:
+        y = load_f32(out) + y
+    store_f32(out, y)
+
+
+@inline
+def begin_of(matrix, panel):
+    """Where a product that begins with `panel` begins to read the matrix."""
+    together = 1 if matrix.format == Q4 or matrix.format == Q8 else BAND_PANELS
+    return matrix.data + panel // together * together * matrix.panel_bytes
+
+
 def by_format(functions: Mapping[int, Any]) -> Any:
     """A compiled function: calls that of `functions` whose key is the format of its first argument, a matrix record."""
-    f32, bf16, f16, q8, q4 = (functions[code] for code in (F32, BF16, F16, Q8, Q4))
+    f32, bf16, f16, bf12, q8, q4 = (functions[code] for code in (F32, BF16, F16, BF12, Q8, Q4))
 
     @jit
     def call(matrix, *arguments):
         if matrix.format == Q4:
-            q4(matrix, *arguments)
-        elif matrix.format == Q8:
-            q8(matrix, *arguments)
-        elif matrix.format == BF16:
-            bf16(matrix, *arguments)
-        elif matrix.format == F16:
-            f16(matrix, *arguments)
-        else:
-            f32(matrix, *arguments)
+            return q4(matrix, *arguments)
+        if matrix.format == Q8:
+            return q8(matrix, *arguments)
+        if matrix.format == BF16:
+            return bf16(matrix, *arguments)
+        if matrix.format == F16:
+            return f16(matrix, *arguments)
+        if matrix.format == BF12:
+            return bf12(matrix, *arguments)
+        return f32(matrix, *arguments)
+
+    return call
+
+
+def by_float(functions: Mapping[int, Any]) -> Any:
+    """The same for the formats in floating point."""
+    f32, bf16, f16, bf12 = (functions[code] for code in (F32, BF16, F16, BF12))
+
+    @jit
+    def call(matrix, *arguments):
+        if matrix.format == BF16:
+            return bf16(matrix, *arguments)
+        if matrix.format == F16:
+            return f16(matrix, *arguments)
+        if matrix.format == BF12:
+            return bf12(matrix, *arguments)
+        return f32(matrix, *arguments)
 
     return call

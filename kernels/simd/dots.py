@@ -47,7 +47,7 @@ from tfm.kernels.simd.vectors import (
     i8x64,
     i16x32,
     i32x16,
-    join,
+    in_parts,
     load_at,
     shuffle,
 )
@@ -62,18 +62,6 @@ def _sum_of_four(builder: ir.IRBuilder, acc: ir.Value, w: ir.Value, a: ir.Value)
         product = builder.mul(builder.zext(weight, V_I32), builder.sext(activation, V_I32))
         acc = builder.add(acc, product)
     return acc
-
-
-def _in_parts(parts: int, build: Callable[..., ir.Value]) -> Callable[..., ir.Value]:
-    """Apply an operation of shorter registers to each half, or quarter, of 512-bit values."""
-
-    def apply(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
-        if values[0].type.count * values[0].type.element.width == 512 // parts:
-            return build(builder, *values)
-        low, high = zip(*(halves(builder, value) for value in values), strict=True)
-        return join(builder, apply(builder, *low), apply(builder, *high))
-
-    return apply
 
 
 def _vpdpbusd(builder: ir.IRBuilder, acc: ir.Value, w: ir.Value, a: ir.Value) -> ir.Value:
@@ -138,16 +126,16 @@ def _steps(target: Target) -> tuple[Callable[..., ir.Value], Callable[..., ir.Va
     if target.has_vnni_512:
         return _vpdpbusd, _vpdpbusd, i32x16, False
     if target.has_vnni_256:
-        vpdpbusd = _in_parts(2, _vpdpbusd)
+        vpdpbusd = in_parts(2, _vpdpbusd)
         return vpdpbusd, vpdpbusd, i32x16, False
     if target.has_avx512:
         return _nibble_step_avx, _byte_step_avx, i16x32, True
     if target.has_avx2:
-        return _in_parts(2, _nibble_step_avx), _in_parts(2, _byte_step_avx), i16x32, True
+        return in_parts(2, _nibble_step_avx), in_parts(2, _byte_step_avx), i16x32, True
     if target.is_aarch64:
-        signed = _in_parts(4, _sdot if target.has_dotprod else _smull)
+        signed = in_parts(4, _sdot if target.has_dotprod else _smull)
         if target.has_i8mm:
-            return signed, _in_parts(4, _usdot), i32x16, False
+            return signed, in_parts(4, _usdot), i32x16, False
         return signed, _of_signed(signed), i32x16, True
     return _sum_of_four, _sum_of_four, i32x16, False
 
@@ -229,7 +217,7 @@ def fma_dots(typingctx: Any, acc: Any, dots: Any, w_scale: Any, w_bias: Any, a: 
             address = row_address(builder, a, stride, t)
             dot = builder.extract_value(dots, t)
             if dot.type == V_I16:
-                dot = _in_parts(1 if TARGET.has_avx512 else 2, _sums_of_two)(builder, dot)
+                dot = in_parts(1 if TARGET.has_avx512 else 2, _sums_of_two)(builder, dot)
             scale = broadcast(builder, load_at(builder, address, F32), LANES)
             scaled_sum = broadcast(builder, load_at(builder, builder.add(address, ir.Constant(I64, 4)), F32), LANES)
             row = multiply_add(builder, builder.sitofp(dot, V_F32), builder.fmul(w_scale, scale), row)

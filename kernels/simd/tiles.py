@@ -90,6 +90,16 @@ def _multiply_rows(
     return result
 
 
+def vector_of(i: int) -> Any:
+    """An intrinsic that gives vector i of a tile."""
+
+    @intrinsic
+    def pick(typingctx: Any, tile: Any) -> Any:
+        return tile.vector(tile), lambda context, builder, sig, args: builder.extract_value(args[0], i)
+
+    return pick
+
+
 @intrinsic
 def add_tile(typingctx: Any, acc: Any, other: Any) -> Any:
     """acc[t] += other[t], two tiles of float32 vectors."""

@@ -1,5 +1,6 @@
 """The types of registers and memory, and the few steps that every operation builds its LLVM code from."""
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.ir as ir
@@ -86,6 +87,18 @@ def halves(builder: ir.IRBuilder, value: ir.Value) -> list[ir.Value]:
 def join(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     n = low.type.count
     return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 2 * n), list(range(2 * n))))
+
+
+def in_parts(parts: int, build: Callable[..., ir.Value]) -> Callable[..., ir.Value]:
+    """Apply an operation of shorter registers to each half, or quarter, of 512-bit values."""
+
+    def apply(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
+        if values[0].type.count * values[0].type.element.width == 512 // parts:
+            return build(builder, *values)
+        low, high = zip(*(halves(builder, value) for value in values), strict=True)
+        return join(builder, apply(builder, *low), apply(builder, *high))
+
+    return apply
 
 
 def load_at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int = 1) -> ir.Value:
