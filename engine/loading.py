@@ -40,6 +40,7 @@ def load(
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
     from tfm.engine.store import DEFAULT_MODEL, explaining_damage
+    from tfm.engine.team import Team
 
     if kv_type not in KV_TYPE_NAMES:
         raise TfmError("kv_type", kv_type, ", ".join(KV_TYPE_NAMES))
@@ -49,7 +50,7 @@ def load(
     if threads is not None and threads > most:
         warnings.warn(f"{threads} threads asked for, {most} used: there are no more processors", stacklevel=2)
     folder = resolve(ref or DEFAULT_MODEL, progress)
-    with explaining_damage(folder):
+    with explaining_damage(folder), Team.begun():
         config = read_config(folder)
         positions = _context(config, ctx)
         threads = min(threads or most, most)

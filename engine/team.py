@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -86,6 +87,11 @@ class Team:
             helper = threading.Thread(target=_help, args=(self._records, index, self._memory), daemon=True)
             helper.start()
         self._end = weakref.finalize(self, DISSOLVE, team)
+
+    @staticmethod
+    def begun() -> AbstractContextManager[None]:
+        """While its block runs, what `prepare` has to compile is compiled by other processes, as far as that can be."""
+        return RUN.begun()
 
     @staticmethod
     def prepare(progress: Progress | None = None) -> None:

@@ -120,6 +120,7 @@ class Entry:
         self.sources = sources
         self.pieces = pieces
         self._lock = threading.Lock()
+        self._begun: dict[Entry, _Beside] = {}
         self._native: Any = None
         self._engine: Any = None  # owns the machine code
 
@@ -130,6 +131,22 @@ class Entry:
         status = self._native(ctypes.byref(result), ctypes.byref(error), *arguments)
         assert status in (0, -2), f"{self.function} ended with status {status}"  # -2 is Numba's "returned None"
         return result.value
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """While the block runs, processes compile the pieces that are not kept; a `prepare` in it takes what they made.
+
+        A first start has other work meanwhile, which keeps only one processor busy.
+        """
+        with ExitStack() as stack:
+            if self._native is None and not _is_alone():
+                for piece in self.pieces:
+                    if not piece._path().exists():
+                        self._begun[piece] = stack.enter_context(_Beside(piece))
+            try:
+                yield
+            finally:
+                self._begun.clear()
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
@@ -152,7 +169,7 @@ class Entry:
         """The object files of entries; what nobody has kept meanwhile is compiled, and kept."""
         kept = [read_object(entry._path()) for entry in entries]
         missing = [entry for entry, code in zip(entries, kept, strict=True) if code is None]
-        for entry, code in zip(missing, _compile_side_by_side(missing) if missing else [], strict=True):
+        for entry, code in zip(missing, _side_by_side(missing, self._begun) if missing else [], strict=True):
             write_object(entry._path(), code)
             kept[entries.index(entry)] = code
         return kept
@@ -233,15 +250,21 @@ def called_as_piece(entry: Entry) -> Any:
     return call
 
 
-def _compile_side_by_side(entries: list[Entry]) -> list[bytes]:
+def _is_alone() -> bool:
+    """Whether this process has one processor only."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) < 2
+
+
+def _side_by_side(entries: list[Entry], begun: "dict[Entry, _Beside]") -> list[bytes]:
     """The object files of entries: the last one is compiled here, the others meanwhile in processes of their own.
 
     What no process has compiled, because there is one processor only or none could be started, is compiled here too.
     """
     *others, last = entries
-    alone = len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) < 2
     with ExitStack() as stack:
-        processes = [None if alone else stack.enter_context(_Beside(entry)) for entry in others]
+        processes = [
+            begun.get(entry) or (None if _is_alone() else stack.enter_context(_Beside(entry))) for entry in others
+        ]
         code = last.compile()
         found = [None if process is None else process.result() for process in processes]
     return [other.compile() if c is None else c for other, c in zip(others, found, strict=True)] + [code]

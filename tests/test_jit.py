@@ -1,6 +1,7 @@
 """Where machine code is kept, and what happens when it cannot be, or is not what it should be."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -153,6 +154,39 @@ def test_a_piece_is_compiled_beside_and_called(
         Path(path).unlink()
         assert check() == paths
     assert check() == []
+
+
+def test_pieces_begin_while_something_else_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a first start, which packs weights on one processor: the other one compiles. And a start that ends early,
+    or finds everything: no process is left behind, or begun."""
+    name = f"sample_begun_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PIECES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
+    object_files.digest.cache_clear()
+
+    def entries() -> tuple[jit.Entry, jit.Entry]:
+        part = jit.Entry(f"{name}:part", "ii")
+        return part, jit.Entry(f"{name}:whole", "ii", pieces=(part,))
+
+    part, whole = entries()
+    with whole.begun():
+        process = whole._begun[part]._process
+    assert process is not None
+    assert process.returncode == -signal.SIGKILL
+
+    compiled, compile_here = [], jit.Entry.compile
+    monkeypatch.setattr(jit.Entry, "compile", lambda self: (compiled.append(self.function), compile_here(self))[1])
+    with whole.begun():
+        process = whole._begun[part]._process
+        whole.prepare()
+    assert process is not None
+    assert process.returncode == 0
+    assert compiled == ["whole"]
+    _, whole = entries()
+    with whole.begun():
+        assert not whole._begun
 
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:
