@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ class Entry:
         self.pieces = pieces
         self._lock = threading.Lock()
         self._begun: dict[Entry, _Beside] = {}
+        self._has_turn = False  # to compile, since `begun`
         self._native: Any = None
         self._engine: Any = None  # owns the machine code
 
@@ -136,17 +137,19 @@ class Entry:
     def begun(self) -> Iterator[None]:
         """While the block runs, processes compile the pieces that are not kept; a `prepare` in it takes what they made.
 
-        A first start has other work meanwhile, which keeps only one processor busy.
+        A first start has other work meanwhile, which keeps only one processor busy. Where another process is at it
+        already, nothing is begun.
         """
+        missing = [piece for piece in self.pieces if not piece._path().exists()]
         with ExitStack() as stack:
-            if self._native is None and not _is_alone():
-                for piece in self.pieces:
-                    if not piece._path().exists():
-                        self._begun[piece] = stack.enter_context(_Beside(piece))
+            if missing and self._native is None and not _is_alone():
+                self._has_turn = stack.enter_context(one_process_at_a_time(self._path().parent, 0))
+                if self._has_turn:
+                    self._begun = {piece: stack.enter_context(_Beside(piece)) for piece in missing}
             try:
                 yield
             finally:
-                self._begun.clear()
+                self._begun, self._has_turn = {}, False
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
@@ -159,7 +162,7 @@ class Entry:
                 label = "compiling kernels for this CPU (once)"
                 if progress is not None:
                     progress(label, 0, 1)
-                with one_process_at_a_time(self._path().parent):
+                with nullcontext() if self._has_turn else one_process_at_a_time(self._path().parent):
                     kept = self._complete(entries)
                 if progress is not None:
                     progress(label, 1, 1)

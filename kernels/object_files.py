@@ -53,16 +53,20 @@ def digest(sources: tuple[Path, ...]) -> str:
 
 
 @contextmanager
-def one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Processes that start together on a new machine compile once, and the others wait; but not for ever."""
+def one_process_at_a_time(folder: Path, longest_s: float = LONGEST_WAIT_S) -> Iterator[bool]:
+    """Processes that start together on a new machine compile once, and the others wait; but not for ever.
+
+    Gives whether the turn is this process's own: not where it has waited longest_s in vain.
+    """
     with ExitStack() as stack:
+        is_own = True
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((folder / ".lock").open("w"))
-            end_s = time.monotonic() + LONGEST_WAIT_S
-            while not _is_locked(file) and time.monotonic() < end_s:
+            end_s = time.monotonic() + longest_s
+            while not (is_own := _is_locked(file)) and time.monotonic() < end_s:
                 time.sleep(0.1)
-        yield
+        yield is_own
 
 
 def _is_locked(file: Any) -> bool:

@@ -187,6 +187,9 @@ def test_pieces_begin_while_something_else_is_done(tmp_path: Path, monkeypatch: 
     _, whole = entries()
     with whole.begun():
         assert not whole._begun
+    part._path().unlink()
+    with object_files.one_process_at_a_time(whole._path().parent), whole.begun():
+        assert not whole._begun, "another process is at it"
 
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:
