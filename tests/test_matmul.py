@@ -176,6 +176,21 @@ def test_bf12_keeps_every_bfloat16() -> None:
     assert np.array_equal(round_trip(Weight("bf12", values)), values)
 
 
+def test_bf12_writes_every_byte() -> None:
+    """Guards images that are compared or shared: what was in memory before must not show in them."""
+    values = random_bits(np.random.default_rng(8), "bf12", (70, 9))
+    places, strays, _ = Exponents.of(count_uppers(values, np.arange(len(values))))
+    record = describe("bf12", *values.shape, strays=strays)
+    memory = aligned_empty(packed_bytes(record))
+    found = []
+    for before in (0, 255):
+        memory[:], record["data"] = before, memory.ctypes.data
+        for task in pack_tasks(record, values, places):
+            task()
+        found.append(memory.tobytes())
+    assert found[0] == found[1]
+
+
 def extreme(bits: int, q_NK: npt.NDArray[np.uint8], scale: float, bias: float) -> Weight:
     """A weight of given numbers, groups of 32 with the same scale and bias."""
     packed = q_NK if bits == 8 else q_NK[:, 0::2] | q_NK[:, 1::2] << 4

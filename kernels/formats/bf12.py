@@ -240,7 +240,7 @@ def pack(matrix, p, rows, source, row_stride, column_stride, places, unused):
                 if half:
                     nibble = np.int64(peek_u8(at + 128 + i)) + (nibble << 4)
                 poke_i8(at + 128 + i, nibble)
-    while stray <= end:
+    while stray < place(matrix, p, 0):  # all that is left before the units
         poke_i64(stray, NO_COLUMN << 32)
         stray += STRAY_BYTES
 
