@@ -121,7 +121,7 @@ class Entry:
         self.pieces = pieces
         self._lock = threading.Lock()
         self._begun: dict[Entry, _Beside] = {}
-        self._has_turn = False  # to compile, since `begun`
+        self._beginning, self._has_turn = threading.Lock(), False  # to compile, since `begun`
         self._native: Any = None
         self._engine: Any = None  # owns the machine code
 
@@ -138,18 +138,21 @@ class Entry:
         """While the block runs, processes compile the pieces that are not kept; a `prepare` in it takes what they made.
 
         A first start has other work meanwhile, which keeps only one processor busy. Where another process is at it
-        already, nothing is begun.
+        already, or another thread of this one, nothing is begun.
         """
-        missing = [piece for piece in self.pieces if not piece._path().exists()]
         with ExitStack() as stack:
-            if missing and self._native is None and not _is_alone():
-                self._has_turn = stack.enter_context(one_process_at_a_time(self._path().parent, 0))
-                if self._has_turn:
-                    self._begun = {piece: stack.enter_context(_Beside(piece)) for piece in missing}
-            try:
-                yield
-            finally:
-                self._begun, self._has_turn = {}, False
+            if self._native is None and self._beginning.acquire(blocking=False):
+                stack.callback(self._beginning.release)
+                missing = [piece for piece in self.pieces if not piece._path().exists()]
+                if missing and not _is_alone():
+                    self._has_turn = stack.enter_context(one_process_at_a_time(self._path().parent, 0))
+                    stack.callback(self._end_turn)
+                    if self._has_turn:
+                        self._begun = {piece: stack.enter_context(_Beside(piece)) for piece in missing}
+            yield
+
+    def _end_turn(self) -> None:
+        self._begun, self._has_turn = {}, False
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
@@ -259,18 +262,17 @@ def _is_alone() -> bool:
 
 
 def _side_by_side(entries: list[Entry], begun: "dict[Entry, _Beside]") -> list[bytes]:
-    """The object files of entries: the last one is compiled here, the others meanwhile in processes of their own.
+    """The object files of entries: the last that is not begun is compiled here, the others meanwhile in processes.
 
     What no process has compiled, because there is one processor only or none could be started, is compiled here too.
     """
-    *others, last = entries
+    here = [entry for entry in entries if entry not in begun][-1:]
     with ExitStack() as stack:
-        processes = [
-            begun.get(entry) or (None if _is_alone() else stack.enter_context(_Beside(entry))) for entry in others
-        ]
-        code = last.compile()
-        found = [None if process is None else process.result() for process in processes]
-    return [other.compile() if c is None else c for other, c in zip(others, found, strict=True)] + [code]
+        others = [entry for entry in entries if entry in begun or not (entry in here or _is_alone())]
+        processes = {entry: begun.get(entry) or stack.enter_context(_Beside(entry)) for entry in others}
+        code = {entry: entry.compile() for entry in here}
+        found = code | {entry: process.result() for entry, process in processes.items()}
+    return [found.get(entry) or entry.compile() for entry in entries]
 
 
 def _end_with_parent() -> None:

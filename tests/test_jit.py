@@ -114,6 +114,18 @@ def whole(address, value):
 """
 
 
+@pytest.fixture
+def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a kernel and its piece, which other processes find too, and an empty cache."""
+    name = f"sample_pieces_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PIECES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
+    object_files.digest.cache_clear()
+    return name
+
+
 PROCESSES = {  # what stands for Python in the process beside
     "one of its own": None,
     "none can be started": "/nowhere/python",
@@ -125,23 +137,17 @@ PROCESSES = {  # what stands for Python in the process beside
 
 @pytest.mark.parametrize("processes", PROCESSES)
 def test_a_piece_is_compiled_beside_and_called(
-    processes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: str, pieces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Guards code in two object files: found when only one is kept, and compiled here where no process can do it."""
-    name = f"sample_pieces_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(PIECES)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    object_files.digest.cache_clear()
     (tmp_path / "sitecustomize.py").write_text("print('a word from the site')")
     program = PROCESSES[processes]
     if program is not None:
         monkeypatch.setattr(sys, "executable", program)
 
     def check() -> list[str]:
-        part, said = jit.Entry(f"{name}:part", "ii"), []
-        whole = jit.Entry(f"{name}:whole", "ii", pieces=(part,))
+        part, said = jit.Entry(f"{pieces}:part", "ii"), []
+        whole = jit.Entry(f"{pieces}:whole", "ii", pieces=(part,))
         whole.prepare(lambda label, done, total: said.append(label))
         out = np.zeros(1, np.int64)
         assert whole(out.ctypes.data, 4) == 4
@@ -156,19 +162,12 @@ def test_a_piece_is_compiled_beside_and_called(
     assert check() == []
 
 
-def test_pieces_begin_while_something_else_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_begin_while_something_else_is_done(pieces: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a first start, which packs weights on one processor: the other one compiles. And a start that ends early,
     or finds everything: no process is left behind, or begun."""
-    name = f"sample_begun_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(PIECES)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    object_files.digest.cache_clear()
-
     def entries() -> tuple[jit.Entry, jit.Entry]:
-        part = jit.Entry(f"{name}:part", "ii")
-        return part, jit.Entry(f"{name}:whole", "ii", pieces=(part,))
+        part = jit.Entry(f"{pieces}:part", "ii")
+        return part, jit.Entry(f"{pieces}:whole", "ii", pieces=(part,))
 
     part, whole = entries()
     with whole.begun():
@@ -190,6 +189,12 @@ def test_pieces_begin_while_something_else_is_done(tmp_path: Path, monkeypatch: 
     part._path().unlink()
     with object_files.one_process_at_a_time(whole._path().parent), whole.begun():
         assert not whole._begun, "another process is at it"
+    with whole.begun():
+        with whole.begun():  # as another thread does, which loads a model too
+            pass
+        assert list(whole._begun) == list(whole.pieces)
+        whole.prepare()
+    assert compiled == ["whole"]
 
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:

@@ -45,7 +45,7 @@ def begin_of(matrix, panel):
 
 def by_format(functions: Mapping[int, Any]) -> Any:
     """A compiled function: calls that of `functions` whose key is the format of its first argument, a matrix record."""
-    f32, bf16, f16, bf12, q8, q4 = (functions[code] for code in (F32, BF16, F16, BF12, Q8, Q4))
+    q8, q4, in_floats = functions[Q8], functions[Q4], by_float(functions)
 
     @jit
     def call(matrix, *arguments):
@@ -53,13 +53,7 @@ def by_format(functions: Mapping[int, Any]) -> Any:
             return q4(matrix, *arguments)
         if matrix.format == Q8:
             return q8(matrix, *arguments)
-        if matrix.format == BF16:
-            return bf16(matrix, *arguments)
-        if matrix.format == F16:
-            return f16(matrix, *arguments)
-        if matrix.format == BF12:
-            return bf12(matrix, *arguments)
-        return f32(matrix, *arguments)
+        return in_floats(matrix, *arguments)
 
     return call
 
