@@ -27,18 +27,18 @@ from tfm.kernels.kv_block import append_key, append_value, bytes_of_head
 from tfm.kernels.matmul import activations_at, multiply_piece
 from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
-from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, THREAD
+from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, SPAN, THREAD
 from tfm.kernels.rope import rotate
-from tfm.kernels.simd import address_of, peek_i64, prefetch, record_at
+from tfm.kernels.simd import address_of, peek_i64, poke_i64, prefetch, record_at
 from tfm.kernels.team import barrier, next_step, publish, share
 
-LAYER_BYTES = LAYER.itemsize
+LAYER_BYTES, SPAN_BYTES = LAYER.itemsize, SPAN.itemsize
 NO_NORM = NORMS["none"]
 KV_Q8 = KV_TYPES["q8"]
 
 Record = Any  # a record of records.py or kernels/records.py, as compiled code sees it
 
-step_at, layer_at, thread_at = record_at(STEP), record_at(LAYER), record_at(THREAD)
+step_at, layer_at, span_at, thread_at = record_at(STEP), record_at(LAYER), record_at(SPAN), record_at(THREAD)
 
 
 @jit
@@ -88,13 +88,19 @@ def ask_for(matrix: Record, me: Record) -> None:
 
 @jit
 def embed(step: Record, me: Record) -> None:
-    """x = the embedding of each token (and of its position, where positions are learned)."""
+    """x = the embedding of each token (and of its position, where positions are learned). No tile is claimed yet."""
+    if me.index == 0:
+        for i in range(step.num_layers):
+            poke_i64(step.claims + 8 * i, 0)
     first, last = share(step.rows, me)
-    for t in range(first, last):
-        x = step.x + t * step.x_stride
-        embed_row(step.embed_tokens, peek_i64(step.tokens + 8 * t), x)
-        if step.position_embeddings != 0:
-            add_row(step.position_embeddings + peek_i64(step.positions + 8 * t) * step.x_stride, step.hidden_size, x)
+    for i in range(step.num_spans):
+        span = span_at(step.spans + i * SPAN_BYTES)
+        for t in range(max(first, span.first), min(last, span.first + span.count)):
+            x = step.x + t * step.x_stride
+            embed_row(step.embed_tokens, peek_i64(step.tokens + 8 * t), x)
+            if step.position_embeddings != 0:
+                position = span.position + t - span.first
+                add_row(step.position_embeddings + position * step.x_stride, step.hidden_size, x)
     barrier(me)
 
 
@@ -141,22 +147,30 @@ def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None
     project_some(layer.k_proj, step, me, read, max(0, first - num_q) * panels, (last - num_q) * panels, num_q * size)
     first_value, last_value = share_values(heads, step.kv_type, me)
     project_some(layer.v_proj, step, me, read, first_value, last_value, (num_q + num_kv) * size)
-    for t in range(step.rows):
-        position = peek_i64(step.positions + 8 * t)
-        block = peek_i64(peek_i64(step.tables + 8 * t) + 8 * (position // KV_BLOCK)) + layer.cache_offset
-        row = step.heads_out + t * step.heads_stride
-        for h in range(first, last):
-            vector = row + 4 * size * h
-            if layer.rope.half != 0:
-                turn = 4 * layer.rope.half * position
-                rotate(vector, layer.rope.cos + turn, layer.rope.sin + turn, layer.rope.half, layer.rope.interleaved)
-            if h >= num_q:
-                head = block + (h - num_q) * bytes_of_head(step.kv_type, size)
-                append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
-        for h in range(first_value // panels, -(-last_value // panels)):
-            head, vector = block + h * bytes_of_head(step.kv_type, size), row + 4 * size * (num_q + num_kv + h)
-            begin, end = max(0, first_value - h * panels), min(panels, last_value - h * panels)
-            append_value(step.kv_type, head, position % KV_BLOCK, size, begin * LANES, end * LANES, vector)
+    for i in range(step.num_spans):
+        span = span_at(step.spans + i * SPAN_BYTES)
+        for j in range(span.count):
+            position = span.position + j
+            block = peek_i64(span.blocks + 8 * (position // KV_BLOCK)) + layer.cache_offset
+            row = step.heads_out + (span.first + j) * step.heads_stride
+            for h in range(first, last):
+                vector = row + 4 * size * h
+                turn_head(layer.rope, position, vector)
+                if h >= num_q:
+                    head = block + (h - num_q) * bytes_of_head(step.kv_type, size)
+                    append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
+            for h in range(first_value // panels, -(-last_value // panels)):
+                head, vector = block + h * bytes_of_head(step.kv_type, size), row + 4 * size * (num_q + num_kv + h)
+                begin, end = max(0, first_value - h * panels), min(panels, last_value - h * panels)
+                append_value(step.kv_type, head, position % KV_BLOCK, size, begin * LANES, end * LANES, vector)
+
+
+@jit
+def turn_head(rope: Record, position: int, vector: int) -> None:
+    """Turn the query or key at `vector` by its position, where the layer has rotary embedding."""
+    if rope.half != 0:
+        turn = 4 * rope.half * position
+        rotate(vector, rope.cos + turn, rope.sin + turn, rope.half, rope.interleaved)
 
 
 @jit

@@ -15,9 +15,9 @@ from tfm.engine.config import ModelConfig
 from tfm.engine.errors import TfmError
 from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress, silent
-from tfm.engine.records import STEP
+from tfm.engine.records import CHANGING, STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
-from tfm.kernels.packing import aligned_empty
+from tfm.kernels.packing import address_of, aligned_empty
 from tfm.kernels.records import (
     KV_BLOCK,
     KV_TYPES,
@@ -67,6 +67,7 @@ class Model:
         self._buffers = Buffers(config, ctx)
         self._small_steps = 0
         self._step = np.zeros(1, STEP)
+        self._changing = self._step.view(np.int64)[: len(CHANGING)]
         self._fill_step(kind)
         self._team = Team(
             threads, self._step.ctypes.data, self._buffers.columns,
@@ -81,6 +82,7 @@ class Model:
             step[name] = head[name]
         self._buffers.fill(step)
         self._logits_width = int(head["lm_head"]["panels"]) * LANES
+        step["logits_stride"] = 4 * self._logits_width
 
     def take_weights(self) -> None:
         """Read the weights from memory of its own from now on, if that is faster.
@@ -136,30 +138,26 @@ class Model:
 
     def _run(self, part: "list[Piece]", out: npt.NDArray[np.float32]) -> int:
         """One forward pass; the number of rows of logits that it wrote to out."""
-        rows = sum(len(ids) for _, ids, _ in part)
-        buffers, step = self._buffers, self._step[0]
+        tokens: list[int] = []
+        spans: list[int] = []
         picked: list[int] = []
-        longest = first = 0
+        longest = 0
         ends: dict[Sequence, int] = {}
-        for i, (sequence, ids, wanted) in enumerate(part):
+        for sequence, ids, wanted in part:
             begin = ends.get(sequence, sequence.length)
             end = ends[sequence] = begin + len(ids)
             sequence.reserve(end)
-            span = slice(first, first + len(ids))
-            buffers.tokens[span] = ids
-            buffers.positions[span] = range(begin, end)
-            buffers.tables[span] = sequence.table_address
-            buffers.spans[i] = (first, len(ids), begin, sequence.table_address)
-            first, longest = first + len(ids), max(longest, end)
-            picked += range(first - wanted, first)
+            spans += len(tokens), len(ids), begin, sequence.table_address
+            tokens += ids
+            picked += range(len(tokens) - wanted, len(tokens))
+            longest = max(longest, end)
         for rope in self.table.ropes:
             rope.fill(longest)
-        buffers.logit_rows[: len(picked)] = picked
-        buffers.claims[:] = 0
-        segments = _segments(longest)
-        step["segments"] = segments if rows <= SPLIT_ROWS and segments > 1 else 0
-        step["rows"], step["num_spans"], step["num_logit_rows"] = rows, len(part), len(picked)
-        step["logits"], step["logits_stride"] = out.ctypes.data, out.strides[0]
+        rows, segments = len(tokens), _segments(longest)
+        # The weights drive all of Python out of the caches, so that each thing it does here takes a microsecond or two.
+        self._buffers.take(tokens, spans, picked)
+        is_split = rows <= SPLIT_ROWS and segments > 1
+        self._changing[:] = rows, len(part), len(picked), segments if is_split else 0, address_of(out)
         self._team.run()
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
@@ -264,8 +262,8 @@ class Buffers:
         self._floats = [aligned_empty(MAX_ROWS * stride) for stride in self._widths.strides]
         self._floats[0][:] = 0  # the padding of x stays zero
         self.activations, self._activations_memory = activation_rows(MAX_ROWS, self.columns)
-        self.tokens, self.positions, self.tables, self.logit_rows = (np.zeros(MAX_ROWS, np.int64) for _ in range(4))
-        self.spans, self.claims = np.zeros(MAX_ROWS, SPAN), np.zeros(len(config.layers), np.int64)
+        numbers = (MAX_ROWS, MAX_ROWS * len(SPAN.names or ()), MAX_ROWS, len(config.layers))
+        self.tokens, self.spans, self.logit_rows, self.claims = (np.zeros(count, np.int64) for count in numbers)
         self._partials = aligned_empty(_segments(ctx) * self._widths.partial_bytes)
 
     @staticmethod
@@ -275,8 +273,14 @@ class Buffers:
         activations = MAX_ROWS * activation_bytes(widths.columns)
         return MAX_ROWS * sum(widths.strides) + activations + _segments(ctx) * widths.partial_bytes
 
+    def take(self, tokens: list[int], spans: list[int], logit_rows: list[int]) -> None:
+        """What the rows of a step are: their tokens, SPANs field after field, and the rows whose logits are wanted."""
+        self.tokens[: len(tokens)] = tokens
+        self.spans[: len(spans)] = spans
+        self.logit_rows[: len(logit_rows)] = logit_rows
+
     def fill(self, step: Any) -> None:
-        for name in ("tokens", "positions", "tables", "logit_rows", "spans", "claims"):
+        for name in ("tokens", "spans", "logit_rows", "claims"):
             step[name] = getattr(self, name).ctypes.data
         step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self._widths.partial_bytes
         step["x"], step["heads_out"], step["attended"], step["gate"], step["up"] = (x.ctypes.data for x in self._floats)

@@ -41,13 +41,14 @@ IMAGE = _record(
 )  # fmt: skip
 
 # One forward pass over T rows: what goes in, the weights, and where the threads write. Strides are bytes from row to
-# row; tokens, positions and tables are int64 [T], tables the address of the block table of the row's sequence.
+# row; tokens are int64 [T], and so are logit_rows, the numbers of the rows whose logits are asked for. The fields of
+# CHANGING differ from step to step.
+CHANGING = ("rows", "num_spans", "num_logit_rows", "segments", "logits")
 STEP = _record(
-    "rows", "tokens", "positions", "tables", "spans", "num_spans",
-    "logit_rows", "num_logit_rows", "logits", "logits_stride",
+    *CHANGING, "tokens", "spans", "logit_rows", "logits_stride",
     "hidden_size", "num_layers", "layers",
     ("embed_tokens", MATRIX), "position_embeddings", ("norm", NORM), ("lm_head", MATRIX),
-    "kv_type", "segments", "partials", "partial_bytes", "claims",
+    "kv_type", "partials", "partial_bytes", "claims",
     "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride",
     "gate", "up", "mlp_stride", "activations",
 )  # fmt: skip
