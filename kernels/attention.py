@@ -91,22 +91,22 @@ def gather_queries(heads, span, kv_head, begin, rows, q, q_stride, tile_q, posit
 
 @jit
 def attend_tile(
-    kv_type, heads, span, layer_offset, kv_head, begin, segment, q, q_stride, out, out_stride, partial, scratch
+    kv_type, heads, span, layer_offset, kv_head, begin, segment, following,
+    q, q_stride, out, out_stride, partial, scratch,
 ):  # fmt: skip
     """A tile of queries of one key head: all segments, and the result to out; or one `segment`, its state to partial.
 
-    All segments where segment is -1.
+    All segments where segment is -1. following: see `segment` in attention_tiles.py.
     """
     group = heads.num_attention_heads // heads.num_key_value_heads
     head_size = heads.head_size
     left = span.count * group - begin
-    rows = TILE if left > 4 else (4 if left > 1 else 1)
+    rows = TILE if left > 4 else (max(3, left) if left > 1 else 1)
     left = min(left, rows)
     stride = STATE_HEAD + 4 * head_size
     tile_q = scratch
     s = tile_q + 4 * TILE * head_size
-    shrink = s + 4 * TILE * KV_BLOCK
-    positions = shrink + 4 * TILE * LANES
+    positions = s + 4 * TILE * KV_BLOCK
     states = positions + 64 * 2
     totals = states + TILE * stride
     gather_queries(heads, span, kv_head, begin, rows, q, q_stride, tile_q, positions)
@@ -120,7 +120,8 @@ def attend_tile(
         if segment < 0 or part == segment:
             low, high = max(first, part * SEGMENT_BLOCKS), min(last, (part + 1) * SEGMENT_BLOCKS)
             attend_segment(
-                kv_type, rows, left, heads, span.blocks, low, high, offset, tile_q, positions, s, shrink, states, stride
+                kv_type, rows, left, heads, span.blocks, low, high, offset, following,
+                tile_q, positions, s, states, stride,
             )  # fmt: skip
             for r in range(left):
                 merge_state(totals + r * stride, states + r * stride, head_size)
@@ -143,26 +144,42 @@ def attend(
 ):  # fmt: skip
     """This thread's part of attention for the rows of all spans; the threads claim tiles from the counter at `claims`.
 
-    q is [T, N, head_size] and out [T, N * head_dim], float32. segments is 0: a tile is one piece of work; or the number
-    of segments of the longest sequence: a tile and a segment are, and `merge_segments` follows after a barrier.
+    q is [T, N, head_size] and out is [T, N * head_dim], float32. segments is 0: a tile is one piece of work; or the
+    number of segments of the longest sequence: a tile and a segment are, and `merge_segments` follows after a barrier.
+    Such pieces are short, and a thread claims one ahead, to ask for its keys early.
     """
     group = heads.num_attention_heads // heads.num_key_value_heads
+    parts = max(1, segments)
     mine = atomic_add(claims, 1)
-    piece = 0
+    begin = 0  # the number of the span's first piece
     for i in range(num_spans):
         span = span_at(spans + i * SPAN_BYTES)
         tiles = (span.count * group + TILE - 1) // TILE
-        for tile in range(tiles):
-            begin = (tiles - 1 - tile) * TILE  # the longest first
-            for kv_head in range(heads.num_key_value_heads):
-                for segment in range(max(1, segments)):
-                    if piece == mine:
-                        attend_tile(
-                            kv_type, heads, span, layer_offset, kv_head, begin, segment if segments != 0 else -1,
-                            q, q_stride, out, out_stride, partials + segment * partial_bytes, me.scratch,
-                        )  # fmt: skip
-                        mine = atomic_add(claims, 1)
-                    piece += 1
+        end = begin + tiles * heads.num_key_value_heads * parts
+        while mine < end:
+            piece, part = (mine - begin) // parts, (mine - begin) % parts
+            kv_head = piece % heads.num_key_value_heads
+            tile = tiles - 1 - piece // heads.num_key_value_heads  # the longest first
+            following = 0
+            if segments != 0:
+                mine = atomic_add(claims, 1)
+                if mine < end:
+                    following = keys_of_piece(kv_type, heads, span, layer_offset, mine - begin, parts)
+            attend_tile(
+                kv_type, heads, span, layer_offset, kv_head, tile * TILE, part if segments != 0 else -1, following,
+                q, q_stride, out, out_stride, partials + part * partial_bytes, me.scratch,
+            )  # fmt: skip
+            if segments == 0:
+                mine = atomic_add(claims, 1)
+        begin = end
+
+
+@jit
+def keys_of_piece(kv_type, heads, span, layer_offset, piece, parts):
+    """The address of the first keys of a span's piece, a window aside."""
+    block = min(piece % parts * SEGMENT_BLOCKS, (span.position + span.count - 1) // KV_BLOCK)
+    kv_head = piece // parts % heads.num_key_value_heads
+    return peek_i64(span.blocks + 8 * block) + layer_offset + kv_head * bytes_of_head(kv_type, heads.head_size)
 
 
 @jit

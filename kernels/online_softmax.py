@@ -10,11 +10,12 @@ import numpy as np
 from tfm.kernels.jit import jit
 from tfm.kernels.records import KV_BLOCK, LANES, STATE_HEAD
 from tfm.kernels.simd import (
-    exp,
+    exp_below,
     first_lanes,
     fma,
     load_f32,
     maximum,
+    peek_f32,
     reduce_add,
     reduce_max,
     splat,
@@ -38,7 +39,7 @@ def merge_state(total, part, head_size):
     """Fold the state `part` into `total`; a part that saw nothing leaves total as it is."""
     m, n = load_f32(total), load_f32(part)
     largest = maximum(m, n)
-    shrink, weight = exp(m - largest), exp(n - largest)
+    shrink, weight = exp_below(m - largest), exp_below(n - largest)
     store_f32(total, largest)
     for i in range(64, STATE_HEAD + 4 * head_size, 4 * LANES):
         store_f32(total + i, fma(load_f32(part + i), weight, load_f32(total + i) * shrink))
@@ -53,12 +54,12 @@ def finish_state(state, head_dim, out):
 
 
 @jit
-def softmax_block(s, low, high, softcap, k_scales, v_scales, state, shrink):
-    """A block's scores into weights, in place, for one query that sees its positions low .. high - 1; m and l follow.
+def softmax_block(s, low, high, softcap, k_scales, v_scales, state, head_size):
+    """A block's scores into weights, in place, and its state, for one query that sees positions low .. high - 1 of it.
 
-    k_scales and v_scales are the addresses of 64 scales, 0 for none. shrink gets the factor of what was summed before.
+    k_scales and v_scales are the addresses of 64 scales, 0 for none.
     """
-    largest = m = load_f32(state)
+    largest = load_f32(state)
     hidden = splat(-np.inf)
     for j in range(0, KV_BLOCK, LANES):
         v = load_f32(s + 4 * j)
@@ -70,23 +71,24 @@ def softmax_block(s, low, high, softcap, k_scales, v_scales, state, shrink):
             v = first_lanes(hidden, low - j, first_lanes(v, high - j, hidden))
         store_f32(s + 4 * j, v)
         largest = maximum(v, largest)
-    largest = splat(reduce_max(largest))
-    scale = exp(m - largest)
-    total = load_f32(state + 64) * scale
+    m = reduce_max(largest)
+    largest = splat(m)
+    if m > peek_f32(state):  # else the factor is 1
+        shrink_state(state, largest, head_size)
+    total = load_f32(state + 64)
     for j in range(0, KV_BLOCK, LANES):
-        p = exp(load_f32(s + 4 * j) - largest)
+        p = exp_below(load_f32(s + 4 * j) - largest)
         total = total + p
         if v_scales != 0:
             p = p * load_f32(v_scales + 4 * j)
         store_f32(s + 4 * j, p)
-    store_f32(state, largest)
     store_f32(state + 64, total)
-    store_f32(shrink, scale)
 
 
 @jit
-def shrink_state(state, shrink, head_size):
-    """o *= shrink (16 lanes alike)."""
-    factor = load_f32(shrink)
-    for d in range(STATE_HEAD, STATE_HEAD + 4 * head_size, 4 * LANES):
-        store_f32(state + d, load_f32(state + d) * factor)
+def shrink_state(state, largest, head_size):
+    """Scale l and o to a larger maximum."""
+    factor = exp_below(load_f32(state) - largest)
+    store_f32(state, largest)
+    for i in range(64, STATE_HEAD + 4 * head_size, 4 * LANES):
+        store_f32(state + i, load_f32(state + i) * factor)

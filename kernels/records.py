@@ -122,5 +122,5 @@ MULTIPLY_SCRATCH_BYTES = 4 * (LANES * 2 * BLOCK_COLUMNS + BLOCK_ROWS * (BLOCK_CO
 
 
 def attention_scratch_bytes(head_size: int) -> int:
-    """Bytes that a thread needs for attention: a tile's queries, scores, factors, positions, and two states a row."""
-    return MOST_TILE * (4 * (head_size + KV_BLOCK + LANES) + 16 + 2 * state_bytes(head_size))
+    """Bytes that a thread needs for attention: a tile's queries, scores, positions, and two states a row."""
+    return MOST_TILE * (4 * (head_size + KV_BLOCK) + 16 + 2 * state_bytes(head_size))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
-from tfm.kernels.simd import LANES, exp, first_lanes, load_f32, maximum, reduce_add, reduce_max, splat, store_f32
+from tfm.kernels.simd import LANES, exp_below, first_lanes, load_f32, maximum, reduce_add, reduce_max, splat, store_f32
 
 BLOCK = 64 * LANES
 
@@ -46,7 +46,7 @@ def softmax_row(x, size, out):
     for start in range(0, size, BLOCK):
         part = splat(0.0)
         for i in range(start, min(start + BLOCK, size), LANES):
-            e = exp(first_lanes(load_f32(x + 4 * i), size - i, masked) - splat(m))
+            e = exp_below(first_lanes(load_f32(x + 4 * i), size - i, masked) - splat(m))
             store_f32(out + 4 * i, e)
             part = part + e
         total = total + part

@@ -138,9 +138,9 @@ def polynomial(builder: ir.IRBuilder, x: ir.Value, coefficients: tuple[float, ..
     return p
 
 
-def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+def exponential(builder: ir.IRBuilder, x: ir.Value, at_most_zero: bool = False) -> ir.Value:
     """e**x: x = n ln 2 + r with ln 2 in two parts, so that r is right to its last bits; 2**n goes into the exponent in
-    two halves, since n may be 128."""
+    two halves, since n may be 128; at once where x is at most 0, since n is at least -126."""
     magic = constant(V_F32, 12582912.0)
     shifted = multiply_add(builder, x, constant(V_F32, 1.4426950408889634), magic)
     n = builder.fsub(shifted, magic)
@@ -149,10 +149,12 @@ def exponential(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     p = polynomial(builder, r, EXP_COEFFICIENTS)
     whole = builder.sub(builder.bitcast(shifted, V_I32), constant(V_I32, 0x4B400000))
     half = builder.ashr(whole, constant(V_I32, 1))
-    for part in (half, builder.sub(whole, half)):
+    for part in [whole] if at_most_zero else [half, builder.sub(whole, half)]:
         exponent = builder.shl(builder.add(part, constant(V_I32, 127)), constant(V_I32, 23))
         p = builder.fmul(p, builder.bitcast(exponent, V_F32))
     p = builder.select(builder.fcmp_ordered("<", x, constant(V_F32, -87.33654)), constant(V_F32, 0.0), p)
+    if at_most_zero:
+        return p
     return builder.select(builder.fcmp_ordered(">", x, constant(V_F32, 88.72283)), constant(V_F32, float("inf")), p)
 
 
@@ -164,6 +166,12 @@ def exp(typingctx: Any, value: Any) -> Any:
     NaN.
     """
     return f32x16(f32x16), lambda context, builder, sig, args: exponential(builder, args[0])
+
+
+@intrinsic
+def exp_below(typingctx: Any, value: Any) -> Any:
+    """The same bits as `exp`, of lanes that are at most 0 or NaN, in two thirds of the instructions."""
+    return f32x16(f32x16), lambda context, builder, sig, args: exponential(builder, args[0], at_most_zero=True)
 
 
 @intrinsic
