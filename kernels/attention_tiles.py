@@ -217,6 +217,8 @@ def segment(
         longest = peek_i64(positions + 8 * (rows - 1)) + 1 - begin
         low, end = in_block(longest - window) if window != 0 else 0, in_block(longest)
         high = max(low, in_block(peek_i64(positions) + 1 - begin))
-        edge(kv_type, v, s, 0, low, left, positions, begin, window, head_size, o, state_stride)
+        if low > 0:
+            edge(kv_type, v, s, 0, low, left, positions, begin, window, head_size, o, state_stride)
         values(kv_type, rows, v, s, low, high, head_size, o, state_stride, ahead)
-        edge(kv_type, v, s, high, end, left, positions, begin, window, head_size, o, state_stride)
+        if end > high:
+            edge(kv_type, v, s, high, end, left, positions, begin, window, head_size, o, state_stride)
