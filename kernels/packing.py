@@ -30,12 +30,18 @@ PANELS_A_TASK = 256  # whole bands
 PART_ROWS = BAND_PANELS * LANES  # a matrix may be packed in parts of a multiple of so many rows
 NOTHING = ctypes.c_char * 0  # also an empty array has one
 ALIGN = 64  # bytes; a packed panel starts on a cache line
+LARGE_PAGE = 2 << 20
 
 
 def aligned_empty(size: int) -> npt.NDArray[np.uint8]:
-    """`size` uninitialised bytes that begin on a cache line."""
-    room = np.empty(size + ALIGN, np.uint8)
-    start = -room.ctypes.data % ALIGN
+    """`size` uninitialised bytes that begin on a cache line; many of them on a large page, and in whole large pages.
+
+    (NumPy asks the system for large pages from 4 MB on. Attention over keys and values of which a fifth lay in small
+    ones, at the edges of their slabs, took 7 % longer.)
+    """
+    align = LARGE_PAGE if size >= 2 * LARGE_PAGE else ALIGN
+    room = np.empty((size // align + 2) * align, np.uint8)
+    start = -room.ctypes.data % align
     return room[start : start + size]
 
 
