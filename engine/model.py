@@ -16,6 +16,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress, silent
 from tfm.engine.records import CHANGING, STEP
+from tfm.engine.sampling import SUM_EXPONENTIALS
 from tfm.engine.team import Team, activation_bytes, activation_rows
 from tfm.kernels.packing import address_of, aligned_empty
 from tfm.kernels.records import (
@@ -59,6 +60,7 @@ class Model:
         self.name, self.folder, self.config = name, folder, config
         self.threads, self.kv_type, self.ctx = threads, kv_type, ctx
         Team.prepare(progress)
+        SUM_EXPONENTIALS.prepare(progress)
         kind = KV_TYPES[kv_type]
         self.table = LayerTable(config, image, ctx, kind)
         block_bytes = cache_block_bytes(config, kind)

@@ -19,11 +19,16 @@ import numpy.typing as npt
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, read_json, shown
 from tfm.engine.files import is_there
+from tfm.kernels.jit import Entry
+from tfm.kernels.packing import address_of
+from tfm.kernels.records import LANES
 
 if TYPE_CHECKING:
     from tfm.engine.constraint import Constraint
 
 Logits = npt.NDArray[np.float32]
+
+SUM_EXPONENTIALS = Entry("tfm.kernels.softmax:sum_exponentials", "iii")
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of SplitMix64
@@ -152,7 +157,7 @@ class Sampled:
     """A chosen token and its log-probability; top are the likeliest tokens with theirs, the likeliest first.
 
     Log-probabilities are the log-softmax of the model's own logits, before penalties, bias, cuts and temperature:
-    exponentials in float32, summed in float64.
+    right to about 1e-7.
     """
 
     id: int
@@ -175,7 +180,8 @@ def sample(
     Only a token that the constraint allows is chosen. Equal logits go to the lower id. Raises TfmError for logits that
     are not finite, and where nothing is left to choose from.
     """
-    if not np.isfinite(logits_V).all():
+    total = log_sum_exp(logits_V)
+    if math.isnan(total):
         raise not_finite(logits_V, position)
     changed_V = logits_V
     if params.changes_logits:
@@ -188,7 +194,6 @@ def sample(
             changed_V = np.where(constraint.allowed(), changed_V, np.float32(-np.inf))
             _check_choice(changed_V, "penalties, logit_bias and constraint")
         id_ = int(changed_V.argmax()) if is_greedy else _draw(changed_V, params, uniform(seed, position))
-    total = log_sum_exp(logits_V)
     top = tuple((int(i), float(logits_V[i]) - total) for i in likeliest(logits_V, logprobs)) if logprobs else ()
     return Sampled(id_, float(logits_V[id_]) - total, top)
 
@@ -228,11 +233,19 @@ def not_finite(logits_V: Logits, position: int) -> TfmError:
 
 
 def log_sum_exp(logits_V: Logits) -> float:
-    """log(sum(exp(logits))), with exponentials in float32 and their sum in float64."""
-    largest = logits_V.max()
-    with np.errstate(over="ignore"):  # what is so far below the largest is 0
-        below_V = logits_V - largest
-    return float(largest) + math.log(float(np.exp(below_V, out=below_V).sum(dtype=np.float64)))
+    """log(sum(exp(logits))), right to about 1e-7; NaN where a logit is not finite.
+
+    A kernel: with NumPy a greedy choice took 155 us of the 2 to 3 ms of a token, and takes 95 so.
+    """
+    size = len(logits_V)
+    if size % LANES or logits_V.dtype != np.float32 or not logits_V.flags.carray:
+        padded_V = np.zeros(size + -size % LANES, np.float32)
+        padded_V[:size] = logits_V
+        logits_V = padded_V
+    largest_and_sum = np.empty(2)
+    SUM_EXPONENTIALS(address_of(logits_V), size, address_of(largest_and_sum))
+    largest, total = largest_and_sum
+    return float(largest) + math.log(float(total))
 
 
 def likeliest(logits_V: Logits, count: int) -> npt.NDArray[np.intp]:

@@ -211,13 +211,14 @@ class _Run:
         """The logits for the token at index."""
         if self._error is not None:
             return
-        if not np.isfinite(logits_V).all():
+        total = log_sum_exp(logits_V)
+        if math.isnan(total):
             self._error = not_finite(logits_V, index)
             return
         id_ = self.text.ids[index]
         logit = logits_V[id_]
         rank = 1 + np.count_nonzero(logits_V > logit) + np.count_nonzero(logits_V[:id_] == logit)
-        self._tokens.append(ScoredToken(id_, float(logit) - log_sum_exp(logits_V), int(rank)))
+        self._tokens.append(ScoredToken(id_, float(logit) - total, int(rank)))
 
     def result(self) -> Score | TfmError:
         logprobs = tuple(token.logprob for token in self._tokens if token.logprob is not None)

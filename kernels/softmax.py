@@ -1,6 +1,6 @@
-"""The softmax of a row, and the stable way to it. S is the number of scores.
+"""The softmax of a row, and the stable way to it; and the logarithm of its divisor. S is the number of scores.
 
-    y_i = e^(x_i - m) / sum_j e^(x_j - m),   m = max_j x_j
+    y_i = e^(x_i - m) / sum_j e^(x_j - m),   log sum_j e^x_j = m + log sum_j e^(x_j - m),   m = max_j x_j
 
 A score of -inf (masked) gets 0; a row of nothing but -inf gets zeros, as a query that sees no key attends to nothing.
 A NaN or +inf makes the row NaN. Attention has an online form of its own (`attention.py`), which agrees with this one.
@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from tfm.kernels.jit import Entry, jit
 from tfm.kernels.ops import Op
-from tfm.kernels.simd import LANES, exp_below, first_lanes, load_f32, maximum, reduce_add, reduce_max, splat, store_f32
+from tfm.kernels.simd import (
+    LANES,
+    exp_below,
+    first_lanes,
+    load_f32,
+    maximum,
+    poke_f64,
+    reduce_add,
+    reduce_max,
+    splat,
+    store_f32,
+)
 
 BLOCK = 64 * LANES
 
@@ -64,7 +75,30 @@ def softmax_rows(x, rows, size, stride, out):
         softmax_row(x + t * stride, size, out + t * stride)
 
 
+@jit
+def sum_exponentials(x, size, out):
+    """Write to out, float64, m and the sum of e^(x - m) over the `size` float32 at x, padded to a multiple of 16.
+
+    The sum is NaN where one of them is not finite.
+    """
+    best, strange, masked = splat(-np.inf), splat(0.0), splat(-np.inf)
+    for i in range(0, size, LANES):
+        v = load_f32(x + 4 * i)
+        best = maximum(best, first_lanes(v, size - i, masked))
+        strange = strange + first_lanes(v - v, size - i, splat(0.0))  # 0, or NaN
+    m = reduce_max(best)
+    total = np.float64(reduce_add(strange))
+    for begin in range(0, size, 16 * LANES):
+        part = splat(0.0)
+        for i in range(begin, min(begin + 16 * LANES, size), LANES):
+            part = part + exp_below(first_lanes(load_f32(x + 4 * i), size - i, masked) - splat(m))
+        total += np.float64(reduce_add(part))
+    poke_f64(out, np.float64(m))
+    poke_f64(out + 8, total)
+
+
 _softmax_rows = Entry("tfm.kernels.softmax:softmax_rows", "iiiii")
+_sum_exponentials = Entry("tfm.kernels.softmax:sum_exponentials", "iii")
 
 
 def softmax(x_TS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -75,6 +109,22 @@ def softmax(x_TS: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     x[:, :size] = x_TS
     _softmax_rows(x.ctypes.data, rows, size, 4 * padded, out.ctypes.data)
     return out[:, :size]
+
+
+def log_sum_exp(x_TS: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """log sum e^x of each row of x_TS (float32): exponentials and sums of 256 in float32, their sum in float64."""
+    rows, size = x_TS.shape
+    x = np.full((rows, -(-size // LANES) * LANES), np.nan, np.float32)
+    x[:, :size] = x_TS
+    m_and_sum = np.empty((rows, 2))
+    for t in range(rows):
+        _sum_exponentials(x[t].ctypes.data, size, m_and_sum[t].ctypes.data)
+    return m_and_sum[:, 0] + np.log(m_and_sum[:, 1])  # type: ignore[no-any-return]
+
+
+def log_sum_exp_reference(x_TS: Any) -> Any:
+    m_T = x_TS.max(-1)
+    return m_T + np.log(np.exp(x_TS - m_T[:, None]).sum(-1, dtype=np.float64))
 
 
 def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
@@ -91,4 +141,16 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
     return [(label, {"x_TS": x_TS.astype(np.float32)}) for label, x_TS in cases]
 
 
-OPS = [Op("softmax", softmax, reference, _cases, lambda inputs: (16 * inputs["x_TS"].size, 16 * inputs["x_TS"].size))]
+def _finite_cases(rng: np.random.Generator) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(label, inputs) for label, inputs in _cases(rng) if np.isfinite(inputs["x_TS"]).all()]
+
+
+OPS = [
+    Op("softmax", softmax, reference, _cases, lambda inputs: (16 * inputs["x_TS"].size, 16 * inputs["x_TS"].size)),
+    Op(
+        "log_sum_exp", log_sum_exp, log_sum_exp_reference, _finite_cases,
+        lambda inputs: (8 * inputs["x_TS"].size, 16 * inputs["x_TS"].size),
+        # The logarithm makes of a relative error of the sum an absolute one; 256 exponentials are summed in float32.
+        lambda inputs: float(np.finfo(np.float32).eps),
+    ),
+]  # fmt: skip
