@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tfm.engine.errors import TfmError
-from tfm.engine.sampling import SamplingParams, likeliest, sample, uniform
+from tfm.engine.sampling import SamplingParams, likeliest, log_sum_exp, sample, uniform
 
 VOCAB = 997
 
@@ -317,6 +317,26 @@ def test_logits_that_are_not_finite(bad: float, settings: dict[str, Any]) -> Non
     logits = np.array([1.0, 2.0, bad, 0.0], np.float32)
     with pytest.raises(TfmError, match="logits for position 17: found 1 of 4 are NaN or infinite"):
         sample(logits, SamplingParams(**settings), 0, 17)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 48, 300])
+def test_one_logit_that_is_not_finite(size: int) -> None:
+    """Guards against a place that the kernel does not look at: the last one, or one beside what pads the row."""
+    for place in {0, size // 2, size - 1}:
+        logits = np.ones(size, np.float32)
+        logits[place] = -math.inf
+        with pytest.raises(TfmError, match=f"found 1 of {size} are NaN or infinite"):
+            sample(logits, SamplingParams(), 0, 0)
+
+
+def test_logits_of_any_layout(logits_V: npt.NDArray[np.float32]) -> None:
+    """Guards against reading beside logits that are not contiguous, may not be written, or are of another type."""
+    wide = np.full((len(logits_V), 3), np.nan, np.float32)
+    wide[:, 1] = logits_V
+    fixed = logits_V.copy()
+    fixed.setflags(write=False)
+    found = [log_sum_exp(logits) for logits in (logits_V, wide[:, 1], fixed, logits_V.astype(np.float64))]
+    assert found == [pytest.approx(np.log(np.exp(logits_V.astype(np.float64)).sum()), abs=1e-6)] * 4
 
 
 # ---- options ----

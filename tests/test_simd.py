@@ -222,6 +222,12 @@ def test_exp_at_the_edges() -> None:
     assert np.all(found[11:] == np.inf)
 
 
+def test_exp_below_zero_is_exp() -> None:
+    """Attention's exponential is a shorter one: guards against other bits at any value that it may get."""
+    x = np.concatenate([sweep(-87.33, 0), np.float32([0, -0.0, -np.inf, np.nan, -87.33654, -87.33655, -104, -3e38])])
+    assert same_bits(apply(simd.exp_below, x), apply(simd.exp, x))
+
+
 def test_tanh() -> None:
     """Guards its precision relative to itself near 0, where a soft-cap must leave scores alone, and its limits."""
     x = sweep(-12, 12)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import checkpoints
@@ -31,6 +31,24 @@ def test_a_sequence_twice_in_one_step(model: Model) -> None:
         logits_TV = model.step([(sequence, IDS[:2]), (sequence, IDS[2:])], "all")
         assert sequence.length == len(IDS)
     assert np.array_equal(logits_TV, model.logits(IDS))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_sequences_of_different_lengths(threads: int, tmp_path: Path) -> None:
+    """Guards pieces of attention that a thread claims ahead: a piece done twice, left out, or of the wrong sequence.
+
+    Each text alone, run in chunks of many rows, which are not shared out by segments, gives the same bits.
+    """
+    folder = checkpoints.write_checkpoint(tmp_path, checkpoints.LLAMA | {"max_position_embeddings": 2048})
+    lengths = 1200, 530, 3, 1024
+    with closing(load(folder, threads=threads)) as model:
+        texts = [[(7 * i + length) % model.config.vocab_size for i in range(length)] for length in lengths]
+        alone = [model.logits(text)[-2:] for text in texts]
+        sequences = [model.sequence() for _ in texts]
+        model.step([(sequence, text[:-2]) for sequence, text in zip(sequences, texts, strict=True)], "none")
+        for i in (-2, -1):
+            together = model.step([(sequence, [text[i]]) for sequence, text in zip(sequences, texts, strict=True)])
+            assert np.array_equal(together, [logits[i] for logits in alone])
 
 
 def test_work_of_no_tokens(model: Model) -> None:
