@@ -16,8 +16,8 @@ from tfm.engine.errors import TfmError
 from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress, silent
 from tfm.engine.records import CHANGING, STEP
-from tfm.engine.sampling import SUM_EXPONENTIALS
 from tfm.engine.team import Team, activation_bytes, activation_rows
+from tfm.kernels.logits import SUM_EXPONENTIALS
 from tfm.kernels.packing import address_of, aligned_empty
 from tfm.kernels.records import (
     KV_BLOCK,
@@ -159,6 +159,7 @@ class Model:
         # The weights drive all of Python out of the caches, so that each thing it does here takes a microsecond or two.
         self._buffers.take(tokens, spans, picked)
         is_split = rows <= SPLIT_ROWS and segments > 1
+        # In the order of CHANGING.
         self._changing[:] = rows, len(part), len(picked), segments if is_split else 0, address_of(out)
         self._team.run()
         self._small_steps += rows <= SPLIT_ROWS

@@ -19,16 +19,12 @@ import numpy.typing as npt
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import is_integer, read_json, shown
 from tfm.engine.files import is_there
-from tfm.kernels.jit import Entry
-from tfm.kernels.packing import address_of
-from tfm.kernels.records import LANES
+from tfm.kernels.logits import log_sum_exp
 
 if TYPE_CHECKING:
     from tfm.engine.constraint import Constraint
 
 Logits = npt.NDArray[np.float32]
-
-SUM_EXPONENTIALS = Entry("tfm.kernels.softmax:sum_exponentials", "iii")
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: the step of SplitMix64
@@ -230,22 +226,6 @@ def not_finite(logits_V: Logits, position: int) -> TfmError:
     found = f"{int(np.count_nonzero(~np.isfinite(logits_V)))} of {len(logits_V)} are NaN or infinite"
     do = "the weights may be damaged: tfm check tells where"
     return TfmError(f"logits for position {position}", found, "finite numbers", do)
-
-
-def log_sum_exp(logits_V: Logits) -> float:
-    """log(sum(exp(logits))), right to about 1e-7; NaN where a logit is not finite.
-
-    A kernel: with NumPy a greedy choice took 155 us of the 2 to 3 ms of a token, and takes 95 so.
-    """
-    size = len(logits_V)
-    if size % LANES or logits_V.dtype != np.float32 or not logits_V.flags.carray:
-        padded_V = np.zeros(size + -size % LANES, np.float32)
-        padded_V[:size] = logits_V
-        logits_V = padded_V
-    largest_and_sum = np.empty(2)
-    SUM_EXPONENTIALS(address_of(logits_V), size, address_of(largest_and_sum))
-    largest, total = largest_and_sum
-    return float(largest) + math.log(float(total))
 
 
 def likeliest(logits_V: Logits, count: int) -> npt.NDArray[np.intp]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfm.engine.errors import TfmError
-from tfm.engine.sampling import Logits, log_sum_exp, not_finite
+from tfm.engine.sampling import Logits, not_finite
 from tfm.engine.scored_text import Text
+from tfm.kernels.logits import log_sum_exp
 from tfm.kernels.records import KV_BLOCK
 
 if TYPE_CHECKING:

@@ -119,8 +119,9 @@ def attend_tile(
     for part in range(first // SEGMENT_BLOCKS, (last - 1) // SEGMENT_BLOCKS + 1):
         if segment < 0 or part == segment:
             low, high = max(first, part * SEGMENT_BLOCKS), min(last, (part + 1) * SEGMENT_BLOCKS)
+            after = peek_i64(span.blocks + 8 * high) + offset if segment < 0 and high < last else following
             attend_segment(
-                kv_type, rows, left, heads, span.blocks, low, high, offset, following,
+                kv_type, rows, left, heads, span.blocks, low, high, offset, after,
                 tile_q, positions, s, states, stride,
             )  # fmt: skip
             for r in range(left):
@@ -146,11 +147,12 @@ def attend(
 
     q is [T, N, head_size] and out is [T, N * head_dim], float32. segments is 0: a tile is one piece of work; or the
     number of segments of the longest sequence: a tile and a segment are, and `merge_segments` follows after a barrier.
-    Such pieces are short, and a thread claims one ahead, to ask for its keys early.
+    Such pieces are short: a thread begins with one dealt to it, and claims one ahead, to ask for its keys early.
     """
     group = heads.num_attention_heads // heads.num_key_value_heads
     parts = max(1, segments)
-    mine = atomic_add(claims, 1)
+    dealt = me.threads if segments != 0 else 0  # pieces that nobody claims
+    mine = me.index if segments != 0 else atomic_add(claims, 1)
     begin = 0  # the number of the span's first piece
     for i in range(num_spans):
         span = span_at(spans + i * SPAN_BYTES)
@@ -160,23 +162,25 @@ def attend(
             piece, part = (mine - begin) // parts, (mine - begin) % parts
             kv_head = piece % heads.num_key_value_heads
             tile = tiles - 1 - piece // heads.num_key_value_heads  # the longest first
-            following = 0
-            if segments != 0:
-                mine = atomic_add(claims, 1)
+            # The last round's go to whoever is free.
+            is_early, following = segments != 0 and mine + me.threads < end, 0
+            if is_early:
+                mine = dealt + atomic_add(claims, 1)
                 if mine < end:
                     following = keys_of_piece(kv_type, heads, span, layer_offset, mine - begin, parts)
             attend_tile(
                 kv_type, heads, span, layer_offset, kv_head, tile * TILE, part if segments != 0 else -1, following,
                 q, q_stride, out, out_stride, partials + part * partial_bytes, me.scratch,
             )  # fmt: skip
-            if segments == 0:
-                mine = atomic_add(claims, 1)
+            if not is_early:
+                mine = dealt + atomic_add(claims, 1)
         begin = end
 
 
 @jit
 def keys_of_piece(kv_type, heads, span, layer_offset, piece, parts):
-    """The address of the first keys of a span's piece, a window aside."""
+    """Where a span's piece will read keys, to be asked for early. A window may let it begin later; past the end of the
+    text it is the last block."""
     block = min(piece % parts * SEGMENT_BLOCKS, (span.position + span.count - 1) // KV_BLOCK)
     kv_head = piece // parts % heads.num_key_value_heads
     return peek_i64(span.blocks + 8 * block) + layer_offset + kv_head * bytes_of_head(kv_type, heads.head_size)
