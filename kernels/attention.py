@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tfm.kernels.attention_tiles import rows_of_tile
 from tfm.kernels.attention_tiles import segment as attend_segment
 from tfm.kernels.jit import Entry, called_as_piece, jit
 from tfm.kernels.kv_block import bytes_of_head, heads_at
@@ -101,7 +102,7 @@ def attend_tile(
     group = heads.num_attention_heads // heads.num_key_value_heads
     head_size = heads.head_size
     left = span.count * group - begin
-    rows = TILE if left > 4 else (max(3, left) if left > 1 else 1)
+    rows = rows_of_tile(kv_type, left)
     left = min(left, rows)
     stride = STATE_HEAD + 4 * head_size
     tile_q = scratch

@@ -32,9 +32,10 @@ from tfm.kernels.simd import (
 )
 
 F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
-TILES = (TILE, 4, 3, 1)  # queries of a micro-kernel: groups of 3 and 4 heads are the most usual ones
-# Vectors of keys (or of a value) that a tile of so many queries takes at once.
+# Queries of a micro-kernel: TILE, 4 or 1, and 3 in f16, the type of keys and values that most use: each kernel more takes
+# 0.2 s to compile.
 FEW_WIDTH = 4 if TARGET.has_avx512 else 1
+# Vectors of keys (or of a value) that a micro-kernel takes at once.
 WIDTHS = {1: 4, 3: FEW_WIDTH, 4: FEW_WIDTH, TILE: PANELS_AT_ONCE}
 
 SUM_ELEMENTS = 16  # of a head, that are summed by themselves
@@ -130,35 +131,46 @@ def edge_kernel(load: Any, element_bytes: int) -> Any:
 ELEMENTS = {F16: (load_f16, 2), F32: (load_f32, 4), Q8: (load_i8, 1)}
 
 
-def by_rows(many: Any, four: Any, three: Any, one: Any) -> Any:
-    """A compiled function that calls the kernel for a number of queries, of TILES."""
-
-    @jit
-    def call(rows, *arguments):
-        if rows == 1:
-            one(*arguments)
-        elif rows == 3:
-            three(*arguments)
-        elif rows == 4:
-            four(*arguments)
-        else:
-            many(*arguments)
-
-    return call
+@jit
+def rows_of_tile(kv_type, queries):
+    """Of the micro-kernels that take so many queries at once, if there is one, the smallest."""
+    if queries > 4:
+        return TILE
+    if queries == 1:
+        return 1
+    return 3 if queries < 4 and kv_type == F16 else 4
 
 
 def by_kind(kernel: Any) -> Any:
     """A compiled function that calls the kernel for a KV type and a number of queries."""
-    f16, f32, q8 = (by_rows(*(kernel(*ELEMENTS[kind], rows) for rows in TILES)) for kind in (F16, F32, Q8))
+    f16_many, f16_four, f16_three, f16_one = (kernel(*ELEMENTS[F16], rows) for rows in (TILE, 4, 3, 1))
+    f32_many, f32_four, f32_one = (kernel(*ELEMENTS[F32], rows) for rows in (TILE, 4, 1))
+    q8_many, q8_four, q8_one = (kernel(*ELEMENTS[Q8], rows) for rows in (TILE, 4, 1))
 
     @jit
-    def call(kv_type, *arguments):
+    def call(kv_type, rows, *arguments):
         if kv_type == F16:
-            f16(*arguments)
+            if rows == 1:
+                f16_one(*arguments)
+            elif rows == 3:
+                f16_three(*arguments)
+            elif rows == 4:
+                f16_four(*arguments)
+            else:
+                f16_many(*arguments)
         elif kv_type == F32:
-            f32(*arguments)
+            if rows == 1:
+                f32_one(*arguments)
+            elif rows == 4:
+                f32_four(*arguments)
+            else:
+                f32_many(*arguments)
+        elif rows == 1:
+            q8_one(*arguments)
+        elif rows == 4:
+            q8_four(*arguments)
         else:
-            q8(*arguments)
+            q8_many(*arguments)
 
     return call
 
