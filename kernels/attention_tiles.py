@@ -32,8 +32,8 @@ from tfm.kernels.simd import (
 )
 
 F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
-# Queries of a micro-kernel: TILE, 4 or 1, and 3 in f16, the type of keys and values that most use: each kernel more takes
-# 0.2 s to compile.
+# Queries of a micro-kernel: TILE, 4 or 1, and 3 in f16, the usual type of keys and values. Each kernel more takes 0.2 s
+# to compile.
 FEW_WIDTH = 4 if TARGET.has_avx512 else 1
 # Vectors of keys (or of a value) that a micro-kernel takes at once.
 WIDTHS = {1: 4, 3: FEW_WIDTH, 4: FEW_WIDTH, TILE: PANELS_AT_ONCE}
