@@ -39,16 +39,16 @@ class ConstraintOptions:
 
     def grammar(self, notes: "Notes") -> "Grammar | None":
         """What was asked for, read from its file; None for nothing. Raises TfmError for a file that cannot be read."""
-        from tfm.engine.constraint import Grammar
+        if not any(value is not None for value in self._values().values()):
+            return None
+        from tfm.engine.constraint import Grammar  # it brings NumPy, and most answers have none
 
         if self.json_schema is not None:
             return Grammar("json_schema", _schema(self.json_schema, notes), "--json-schema")
         if self.regex is not None:
             return Grammar("regex", self.regex, "--regex")
-        if self.grammar_file is not None:
-            text = _read(self.grammar_file, "--grammar", "a Lark grammar", notes, FROM_SHELL)
-            return Grammar("grammar", text, "--grammar")
-        return None
+        text = _read(str(self.grammar_file), "--grammar", "a Lark grammar", notes, FROM_SHELL)
+        return Grammar("grammar", text, "--grammar")
 
     def check_end(self, constraint: "Constraint | None", finish_reason: str | None) -> None:
         """Raises TfmError, after the answer was printed, when it broke off before it had to be complete."""
@@ -66,10 +66,10 @@ class ConstraintOptions:
 
 def start(grammar: "Grammar | None", model: "Model", prompt: "Sequence[int]") -> "Constraint | None":
     """The constraint on one answer to prompt."""
-    from tfm.engine.constraint import Constraints
-
     if grammar is None:
         return None
+    from tfm.engine.constraint import Constraints
+
     return Constraints(model.tokenizer, model.config.vocab_size).start(grammar, prompt)
 
 

@@ -20,7 +20,7 @@ from tfm.engine.errors import TfmError
 if TYPE_CHECKING:
     from tfm.cli.output import Notes
     from tfm.engine.model import Model
-    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.sampling_params import SamplingParams
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -186,7 +186,7 @@ class SamplingOptions:
 
     def given(self) -> dict[str, Any]:
         """What was asked for, as arguments of SamplingParams. Raises UsageError for a value that makes no sense."""
-        from tfm.engine.sampling import SamplingParams
+        from tfm.engine.sampling_params import SamplingParams
 
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         twice = [id_ for id_, count in Counter(id_ for id_, _ in self.logit_bias).items() if count > 1]
@@ -203,7 +203,7 @@ class SamplingOptions:
 
     def unseeded(self, model: "Model") -> "SamplingParams":
         """The model's own settings with what was asked for. Raises TfmError for a bias on a token that is not there."""
-        from tfm.engine.sampling import SamplingParams
+        from tfm.engine.sampling_params import SamplingParams
 
         params = SamplingParams.from_folder(model.folder, **self.given())
         params.check_ids(model.config.vocab_size)

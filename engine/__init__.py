@@ -10,16 +10,16 @@ from tfm.engine.loading import load
 
 if TYPE_CHECKING:
     from tfm.engine.model import Model
-    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.sampling_params import SamplingParams
 
 __all__ = ["Model", "SamplingParams", "TfmError", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Model and SamplingParams, imported when they are asked for: they bring NumPy."""
+    """Model and SamplingParams, imported when they are asked for: Model brings NumPy."""
     from importlib import import_module
 
-    homes = {"Model": "tfm.engine.model", "SamplingParams": "tfm.engine.sampling"}
+    homes = {"Model": "tfm.engine.model", "SamplingParams": "tfm.engine.sampling_params"}
     if name in homes:
         return getattr(import_module(homes[name]), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -17,7 +17,7 @@ from tfm.engine.errors import TfmError
 from tfm.engine.fields import read_json, shown
 from tfm.engine.files import is_there
 from tfm.engine.progress import Progress, silent
-from tfm.engine.sampling import SamplingParams
+from tfm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from tfm.engine import cache

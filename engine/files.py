@@ -51,6 +51,13 @@ def _not_opened(path: Path, error: OSError, do: str) -> TfmError:
     return TfmError(f"file {path}: cannot be read", error.strerror or error, do=do)
 
 
+def remove_folder(folder: Path) -> None:
+    """All of it, as far as that can be; nothing where there is none."""
+    import shutil  # it brings all kinds of compression: 2 ms of a start that removes nothing
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def read_text_bytes(path: Path, do: str = CHECK) -> bytes:
     """All of a regular file of text, such as config.json. Raises TfmError as open_file, and when it is too long."""
     with open_file(path, do) as file:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress, silent
-from tfm.engine.sampling import Logits, SamplingParams, sample
+from tfm.engine.sampling import Logits, sample
+from tfm.engine.sampling_params import SamplingParams
 from tfm.engine.speculation import PromptLookup
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +210,8 @@ def _download(repo: str, revision: str | None, names: list[str], label: str, pro
     The hub's library waits for its threads to finish their files when it is interrupted. So it runs in a thread of its
     own: this one stays free to be interrupted, tells progress, and stops the others at their next piece.
     """
+    from concurrent.futures import ThreadPoolExecutor, wait
+
     from huggingface_hub import snapshot_download
 
     state = _Bytes()

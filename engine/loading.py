@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -40,7 +39,9 @@ def load(
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
     from tfm.engine.store import DEFAULT_MODEL, explaining_damage
-    from tfm.engine.team import Team
+    from tfm.engine.team import RUN
+    from tfm.kernels.jit import begun
+    from tfm.kernels.packing import PACK
 
     if kv_type not in KV_TYPE_NAMES:
         raise TfmError("kv_type", kv_type, ", ".join(KV_TYPE_NAMES))
@@ -50,7 +51,7 @@ def load(
     if threads is not None and threads > most:
         warnings.warn(f"{threads} threads asked for, {most} used: there are no more processors", stacklevel=2)
     folder = resolve(ref or DEFAULT_MODEL, progress)
-    with explaining_damage(folder), Team.begun():
+    with explaining_damage(folder), begun(PACK, RUN):
         config = read_config(folder)
         positions = _context(config, ctx)
         threads = min(threads or most, most)
@@ -72,7 +73,8 @@ def load(
 def _image_and_tokenizer(
     folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
 ) -> "tuple[Memory, Tokenizer]":
-    """Both side by side where weights have to be packed; a kept image costs nothing, and threads read slower."""
+    """Both side by side where weights have to be packed. A kept image costs nothing, and what is left to load does not
+    go on meanwhile: the library holds the GIL, and library and loader wait for each other's pages of memory."""
     from tfm.engine.packed import find_image, make_image
     from tfm.engine.tokenizer import Tokenizer
 
@@ -80,6 +82,8 @@ def _image_and_tokenizer(
     if image is not None:
         check_size(len(image))
         return image, Tokenizer.load(folder)
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(Tokenizer.load, folder)
         return make_image(folder, config, threads, check_size, progress), reading.result()

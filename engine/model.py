@@ -17,7 +17,6 @@ from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress, silent
 from tfm.engine.records import CHANGING, STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
-from tfm.kernels.logits import SUM_EXPONENTIALS
 from tfm.kernels.packing import address_of, aligned_empty
 from tfm.kernels.records import (
     KV_BLOCK,
@@ -33,7 +32,7 @@ from tfm.kernels.records import (
 if TYPE_CHECKING:
     from tfm.engine.constraint import Constraint
     from tfm.engine.generate import Token
-    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.sampling_params import SamplingParams
     from tfm.engine.tokenizer import Tokenizer
 
 MAX_ROWS = 512  # rows of one forward pass; a longer prompt takes several, with the same result
@@ -60,7 +59,6 @@ class Model:
         self.name, self.folder, self.config = name, folder, config
         self.threads, self.kv_type, self.ctx = threads, kv_type, ctx
         Team.prepare(progress)
-        SUM_EXPONENTIALS.prepare(progress)
         kind = KV_TYPES[kv_type]
         self.table = LayerTable(config, image, ctx, kind)
         block_bytes = cache_block_bytes(config, kind)

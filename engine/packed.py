@@ -12,10 +12,8 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +27,7 @@ from tfm.engine.machine import available_memory
 from tfm.engine.progress import Progress
 from tfm.engine.records import IMAGE
 from tfm.kernels.cache_folder import cache_folder
+from tfm.kernels.heap import LARGE_PAGE
 from tfm.kernels.new_file import new_file
 from tfm.kernels.packing import aligned_empty
 
@@ -42,7 +41,8 @@ LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to
 COPIED_AT_ONCE = 1 << 24
 MEMORY_TO_SPARE = 1.25  # times the weights must be free before a process takes them into its own memory
 OUTDATED_S = 7 * 24 * 3600
-ZEROS = bytes(1 << 20)
+ZEROS = bytes(2 * LARGE_PAGE)
+FILLED = 0.1  # of the free memory
 YOUNG_NS = 100_000_000  # a file changed so lately may change again without its times showing it
 Files = list[list[Any]]
 
@@ -84,12 +84,14 @@ def content_of(folder: Path) -> str:
 
 
 def make_image(
-    folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
+    folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], object], progress: Progress | None
 ) -> Memory:
     """The image of the checkpoint in folder, packed now and kept if there is room.
 
     check_size is told its bytes before memory is taken. Raises TfmError for what is wrong with the checkpoint.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from tfm.engine.checkpoint import Checkpoint
     from tfm.engine.image import Plan
     from tfm.engine.weights import load_weights
@@ -255,14 +257,19 @@ def _new_file(size: int) -> Iterator[BinaryIO | None]:
 
 
 def _allocate(file: BinaryIO, size: int) -> bool:
-    """Take all of the disk's space now: a disk that fills up while a mapped file is written would end the process."""
+    """Take all of the disk's space now: a disk that fills up while a mapped file is written would end the process.
+
+    And write it in pieces so large that Linux (ext4 since 6.16, XFS before) holds it in large pages: that takes as long
+    as to fill it page by page (36 and 34 ms for 98 MB), and then it is mapped in 0.2 ms, not in 6. Not where Linux
+    would begin to write the zeros to the disk: by default when a tenth of the free memory waits for it.
+    """
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
-        else:
-            for begin in range(0, size, len(ZEROS)):
-                file.write(ZEROS[: size - begin])
-            file.flush()
+        if not hasattr(os, "posix_fallocate") or size <= FILLED * (available_memory() or 0):
+            written = 0
+            while written < size:
+                written += os.pwrite(file.fileno(), ZEROS[: size - written], written)
     except OSError:
         return False
     return True
@@ -279,6 +286,8 @@ def _images(root: Path) -> list[tuple[Path, os.stat_result]]:
 
 def _room(root: Path) -> int:
     """Bytes that all images together may take."""
+    import shutil
+
     return int(MOST_OF_DISK * (shutil.disk_usage(root).free + sum(stat.st_size for _, stat in _images(root))))
 
 

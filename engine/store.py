@@ -9,9 +9,6 @@ temporary folder that is removed when the process ends. In the cache:
 
 import atexit
 import os
-import shlex
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm.engine.errors import TfmError
-from tfm.engine.files import expanded
+from tfm.engine.files import expanded, remove_folder
 from tfm.engine.hub_cache import damaged_files, ref_of_snapshot
 from tfm.engine.manifest import SOURCE_FILE, fault_of, source_of, write_manifest
 from tfm.engine.progress import Progress, silent
@@ -98,7 +95,7 @@ def building(
             yield None
             return
         _sweep(except_for=staging)
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_folder(staging)
         staging.mkdir(exist_ok=True)
         try:
             yield staging
@@ -106,7 +103,7 @@ def building(
                 os.rename(folder, staging / "damaged")
             os.rename(staging / "model", folder)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_folder(staging)
 
 
 def _not_writable(error: OSError) -> TfmError:
@@ -120,6 +117,8 @@ def explaining_damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except TfmError as error:
+        import shlex
+
         snapshot = ref_of_snapshot(folder)
         if snapshot is not None and any(damaged_files(folder)):
             remedy = f"the hub's cache is damaged: tfm pull {shlex.quote(snapshot)} mends it"
@@ -136,11 +135,13 @@ def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:
     try:
         folder = _run_folder() / name
         if not (folder / "model").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             folder.mkdir()
             make(folder)
         return folder / "model"
     except OSError as error:
+        import tempfile
+
         place = error.filename or tempfile.gettempdir()
         remedy = "make room, or set TFM_CACHE or TMPDIR to a folder that can be written"
         raise TfmError(f"{place}: cannot be written", error.strerror or error, do=remedy) from error
@@ -149,6 +150,8 @@ def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:
 @cache
 def _run_folder() -> Path:
     """A folder that is removed when this process ends; after a kill, the next process that makes one removes it."""
+    import tempfile
+
     from filelock import FileLock
 
     _sweep_run_folders()
@@ -161,26 +164,28 @@ def _run_folder() -> Path:
 
 def _remove_run_folder(folder: Path, process: int, lock: "BaseFileLock") -> None:
     if os.getpid() == process:  # and no child that inherited it
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         lock.release()
 
 
 def remove_run_folder() -> None:
     """Before the process is ended from the side: what was made for it only goes with it."""
     if _run_folder.cache_info().currsize:
-        shutil.rmtree(_run_folder(), ignore_errors=True)
+        remove_folder(_run_folder())
         _run_folder.cache_clear()
 
 
 def _sweep_run_folders() -> None:
     """Remove the temporary folders of dead processes: nobody holds their locks."""
+    import tempfile
+
     from filelock import FileLock, Timeout
 
     for folder in Path(tempfile.gettempdir()).glob(f"{RUN_FOLDER}*"):
         try:
             if time.time() - folder.stat().st_mtime > SETTLED_S:
                 with FileLock(folder / RUN_LOCK, timeout=0):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_folder(folder)
         except (OSError, Timeout):
             continue
 
@@ -208,7 +213,7 @@ def _sweep(except_for: Path) -> None:
     for staging in set(models_folder().glob(".*.partial")) - {except_for}:
         try:
             with FileLock(staging.with_suffix(".lock"), timeout=0):
-                shutil.rmtree(staging, ignore_errors=True)
+                remove_folder(staging)
         except Timeout:
             continue
 
@@ -256,7 +261,7 @@ def remove_model(ref: str) -> int:
     if model.kind == "hub":
         return freed + _remove_from_hub_cache(model)
     if model.kind != "packed":
-        _remove_folder(model.folder)
+        _remove_at_once(model.folder)
     return freed + model.size_bytes
 
 
@@ -335,15 +340,17 @@ def remove_other_versions(folder: Path, prefix: str) -> None:
     for other in folder.parent.iterdir():
         if other.name.startswith(prefix) and other != folder:
             _drop_packed(other)
-            _remove_folder(other)
+            _remove_at_once(other)
 
 
-def _remove_folder(folder: Path) -> None:
+def _remove_at_once(folder: Path) -> None:
     """In one step for whoever looks at it: it loses its name first."""
+    import shutil
+
     staging = folder.with_name(f".{folder.name}.partial")
     try:
         with _locked(folder.name):
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_folder(staging)
             if folder.exists():
                 os.rename(folder, staging)
                 shutil.rmtree(staging)

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 import weakref
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,14 +11,17 @@ import numpy as np
 
 from tfm.engine import records
 from tfm.kernels.jit import Entry, Progress
+from tfm.kernels.logits import SUM_EXPONENTIALS
 from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import ACTIVATIONS, GROUP, TEAM_BYTES, THREAD
 
 ATTEND = Entry("tfm.kernels.attention:attend_part", 14 * "i")
 MULTIPLY = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
-RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (ATTEND, MULTIPLY))
 FOUND = Entry("tfm.kernels.team:found", "i")
 DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
+RUN = Entry(
+    "tfm.engine.forward:run", "i", (records.__file__,), (MULTIPLY, ATTEND, SUM_EXPONENTIALS, FOUND, DISSOLVE)
+)
 
 
 def activation_rows(rows: int, columns: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
@@ -89,15 +91,9 @@ class Team:
         self._end = weakref.finalize(self, DISSOLVE, team)
 
     @staticmethod
-    def begun() -> AbstractContextManager[None]:
-        """While its block runs, what `prepare` has to compile is compiled by other processes, as far as that can be."""
-        return RUN.begun()
-
-    @staticmethod
     def prepare(progress: Progress | None = None) -> None:
         """Load or compile what the team runs."""
-        for entry in (RUN, FOUND, DISSOLVE):
-            entry.prepare(progress)
+        RUN.prepare(progress)
 
     def run(self) -> None:
         """Run the step; back when it is done. It is one call, so that no signal can come in between.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import shown
 from tfm.engine.files import is_there, read_text_bytes
+from tfm.kernels.heap import large_pages
 
 if TYPE_CHECKING:
     import tokenizers
 
 AGAIN = "download the file again"
+HEAP_SHARE = 24  # bytes that the library takes to read one of the file
 STEPS = {"post_processor": "processors", "normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
 """The parts of a tokenizer that may be a Sequence, and what that calls its steps."""
 PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(null|"")?')
@@ -33,7 +35,7 @@ def read_backend(path: Path) -> "tokenizers.Tokenizer":
         raise TfmError(f"file {path}", "nothing there", do=do)
     data = read_text_bytes(path)
     _check_merges(path, data)
-    with library_faults(f"file {path}: not a tokenizer"):
+    with library_faults(f"file {path}: not a tokenizer"), large_pages(HEAP_SHARE * len(data)):
         backend = tokenizers.Tokenizer.from_buffer(data)
     for part, check in CHECKS.items():
         state = getattr(backend, part)

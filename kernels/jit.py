@@ -3,7 +3,7 @@
 An *entry* is a compiled function that Python calls. Its arguments are plain numbers (counts, addresses), so that its
 machine code needs nothing from Numba at run time: what Numba emitted is kept as an object file (object_files.py), and a
 later process loads it with llvmlite alone, without importing Numba (0.5 s on a slow machine) or the module that holds
-the kernel's source.
+the kernel's source. So does the process that compiles for the first time: other processes do it, side by side.
 """
 
 import ctypes
@@ -11,19 +11,24 @@ import gc
 import importlib
 import importlib.util
 import os
-import subprocess
+import signal
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfm.kernels.cache_folder import cache_folder
 from tfm.kernels.object_files import digest, one_process_at_a_time, read_object, seal, unseal, write_object
 
+if TYPE_CHECKING:
+    import subprocess
+
 Progress = Callable[[str, int, int | None], None]
+MOST_COMPILERS = 4  # processes, of 200 MB each; three of the entries of a model take nearly all of the time
+COMPILE = "import sys; from tfm.kernels.jit import compile_all; compile_all(sys.argv[1], sys.argv[2:])"
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -108,8 +113,8 @@ class Entry:
 
     target is "module:function"; arguments has a letter for each, i for int64 and f for float64; a call gives an int64
     (0 where the function returns nothing). It is loaded or compiled at the first call, or before by `prepare`. sources
-    names files other than the kernels and the module itself that the machine code depends on, pieces the entries that
-    it calls by `called_as_piece`: they are compiled beside it, each in a process of its own.
+    names files other than the kernels and the module itself that the machine code depends on. pieces are entries that
+    are compiled beside it and loaded with it: what it calls by `called_as_piece`, and what is wanted whenever it is.
     """
 
     def __init__(
@@ -120,8 +125,6 @@ class Entry:
         self.sources = sources
         self.pieces = pieces
         self._lock = threading.Lock()
-        self._begun: dict[Entry, _Beside] = {}
-        self._beginning, self._has_turn = threading.Lock(), False  # to compile, since `begun`
         self._native: Any = None
         self._engine: Any = None  # owns the machine code
 
@@ -133,63 +136,39 @@ class Entry:
         assert status in (0, -2), f"{self.function} ended with status {status}"  # -2 is Numba's "returned None"
         return result.value
 
-    @contextmanager
-    def begun(self) -> Iterator[None]:
-        """While the block runs, processes compile the pieces that are not kept; a `prepare` in it takes what they made.
-
-        A first start has other work meanwhile, which keeps only one processor busy. Where another process is at it
-        already, or another thread of this one, nothing is begun.
-        """
-        with ExitStack() as stack:
-            if self._native is None and self._beginning.acquire(blocking=False):
-                stack.callback(self._beginning.release)
-                missing = [piece for piece in self.pieces if not piece._path().exists()]
-                if missing and not _is_alone():
-                    self._has_turn = stack.enter_context(one_process_at_a_time(self._path().parent, 0))
-                    stack.callback(self._end_turn)
-                    if self._has_turn:
-                        self._begun = {piece: stack.enter_context(_Beside(piece)) for piece in missing}
-            yield
-
-    def _end_turn(self) -> None:
-        self._begun, self._has_turn = {}, False
-
     def prepare(self, progress: Progress | None = None) -> None:
         """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
         with self._lock:
             if self._native is not None:
                 return
-            entries = (*self.pieces, self)
+            entries = self.together
             kept = [read_object(entry._path()) for entry in entries]
             if None in kept:
                 label = "compiling kernels for this CPU (once)"
                 if progress is not None:
                     progress(label, 0, 1)
-                with nullcontext() if self._has_turn else one_process_at_a_time(self._path().parent):
-                    kept = self._complete(entries)
+                with nullcontext() if _begun.keys() & set(entries) else one_process_at_a_time(self._path().parent):
+                    kept = _complete(entries)
                 if progress is not None:
                     progress(label, 1, 1)
-            self._load([code for code in kept if code is not None])
+            _undisturbed(lambda: self._load([code for code in kept if code is not None]))
 
-    def _complete(self, entries: "tuple[Entry, ...]") -> list[bytes | None]:
-        """The object files of entries; what nobody has kept meanwhile is compiled, and kept."""
-        kept = [read_object(entry._path()) for entry in entries]
-        missing = [entry for entry, code in zip(entries, kept, strict=True) if code is None]
-        for entry, code in zip(missing, _side_by_side(missing, self._begun) if missing else [], strict=True):
-            write_object(entry._path(), code)
-            kept[entries.index(entry)] = code
-        return kept
+    @property
+    def together(self) -> "tuple[Entry, ...]":
+        """The entries that are loaded at once: this one and its pieces."""
+        return self, *self.pieces
 
     def _path(self) -> Path:
         return cache_folder() / "kernels" / self.digest / f"{self.module}.{self.function}.o"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A name for its machine code, made of the sources, the versions of Numba and llvmlite, and this machine."""
         spec = importlib.util.find_spec(self.module)
         assert spec is not None
         assert spec.origin is not None
-        return digest((Path(spec.origin), *map(Path, self.sources)))
+        sources = Path(spec.origin), *map(Path, self.sources)
+        return str(_undisturbed(lambda: digest(sources)))
 
     @property
     def symbol(self) -> str:
@@ -209,12 +188,6 @@ class Entry:
         code: bytes = cpu_target.target_context.codegen()._tm.emit_object(library._final_module)
         return code
 
-    def compile_into(self, handle: int) -> None:
-        """Compile, and write the object file to an open file with what tells that it is whole. For `_Beside`."""
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        with os.fdopen(handle, "wb") as file:
-            file.write(seal(self.symbol, self.compile()))
-
     def _load(self, objects: list[bytes]) -> None:
         import llvmlite.binding as llvm
 
@@ -225,9 +198,10 @@ class Entry:
         for code in objects:
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        arguments = [{"i": ctypes.c_int64, "f": ctypes.c_double}[letter] for letter in self.arguments]
-        kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *arguments)
-        self._native = kind(self._engine.get_function_address(self.symbol))
+        for entry in self.together:
+            arguments = [{"i": ctypes.c_int64, "f": ctypes.c_double}[letter] for letter in entry.arguments]
+            kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *arguments)
+            entry._engine, entry._native = self._engine, kind(self._engine.get_function_address(entry.symbol))
 
 
 def called_as_piece(entry: Entry) -> Any:
@@ -256,70 +230,168 @@ def called_as_piece(entry: Entry) -> Any:
     return call
 
 
-def _is_alone() -> bool:
-    """Whether this process has one processor only."""
-    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) < 2
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _side_by_side(entries: list[Entry], begun: "dict[Entry, _Beside]") -> list[bytes]:
-    """The object files of entries: the last that is not begun is compiled here, the others meanwhile in processes.
+_begun: "dict[Entry, _Compilers]" = {}  # what is being compiled, since `begun`
+_beginning = threading.Lock()
 
-    What no process has compiled, because there is one processor only or none could be started, is compiled here too.
+
+@contextmanager
+def begun(*entries: Entry) -> Iterator[None]:
+    """While the block runs, processes compile what is not kept of these; a `prepare` in it takes what they made.
+
+    A first start has other work meanwhile, which keeps only one processor busy. Where another process is at it already,
+    or another thread of this one, nothing is begun.
     """
-    here = [entry for entry in entries if entry not in begun][-1:]
     with ExitStack() as stack:
-        others = [entry for entry in entries if entry in begun or not (entry in here or _is_alone())]
-        processes = {entry: begun.get(entry) or stack.enter_context(_Beside(entry)) for entry in others}
-        code = {entry: entry.compile() for entry in here}
-        found = code | {entry: process.result() for entry, process in processes.items()}
-    return [found.get(entry) or entry.compile() for entry in entries]
+        if _beginning.acquire(blocking=False):
+            stack.callback(_beginning.release)
+            missing = [one for entry in entries for one in entry.together if not one._path().exists()]
+            folders = dict.fromkeys(entry._path().parent for entry in missing)
+            turns = stack.enter_context(ExitStack())
+            if _processors() > 1 and all([turns.enter_context(one_process_at_a_time(folder, 0)) for folder in folders]):
+                stack.callback(_begun.clear)
+                _begun.update(dict.fromkeys(missing, stack.enter_context(_Compilers(missing))))
+            else:
+                turns.close()
+        yield
+
+
+def _complete(entries: Sequence[Entry]) -> list[bytes | None]:
+    """The object files of entries; what nobody has kept meanwhile is compiled, and kept."""
+    kept = {entry: read_object(entry._path()) for entry in entries}
+    missing = [entry for entry, code in kept.items() if code is None]
+    for entry, code in zip(missing, _side_by_side(missing), strict=True):
+        write_object(entry._path(), code)
+        kept[entry] = code
+    return list(kept.values())
+
+
+def _side_by_side(entries: list[Entry]) -> list[bytes]:
+    """The object files of entries, from processes that have begun or do so now.
+
+    What no process could compile is compiled here; so is what has not begun where this process has imported Numba
+    already, one of it meanwhile or, on one processor, all.
+    """
+    left = [entry for entry in entries if entry not in _begun]
+    here = left[: 1 if _processors() > 1 else None] if "numba" in sys.modules else []
+    with _Compilers(left[len(here) :]) as compilers:
+        found = {entry: _undisturbed(entry.compile) for entry in here}
+        found |= {entry: _begun.get(entry, compilers).result(entry) for entry in entries if entry not in found}
+    return [found[entry] or _undisturbed(entry.compile) for entry in entries]
+
+
+def _undisturbed(work: Callable[[], Any]) -> Any:
+    """The result of work with LLVM, done in a thread: there no signal raises an exception.
+
+    When LLVM has taken a module over, llvmlite notes so in the next line; after a KeyboardInterrupt between the two the
+    module is freed twice, which ends the process with SIGSEGV. After such an exception here the work goes on meanwhile.
+    """
+    results, faults = [], []
+
+    def attempt() -> None:
+        try:
+            results.append(work())
+        except Exception as fault:  # noqa: BLE001  raised again below, in the thread that asked
+            faults.append(fault)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    if faults:
+        raise faults[0]
+    return results[0]
+
+
+def _how_many(processors: int) -> int:
+    """Processes that compile at once: one more than processors, so that the system shares the last of the work out."""
+    return 1 if processors == 1 else min(processors + 1, MOST_COMPILERS)
+
+
+class _Compilers:
+    """Processes that compile entries, each the next one when it has done one; a context that ends them in any case.
+
+    Object files come back in files of their own, as what else a Python prints when it starts goes to its stdout.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = list(entries)
+        self._files: list[Any] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._done: set[int] = set()
+        self._notices = -1
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "_Compilers":
+        if self._entries:
+            with suppress(OSError):  # no Python to start, or no folder for the files
+                self._start()
+        return self
+
+    def _start(self) -> None:
+        import subprocess
+        import tempfile
+
+        for _ in self._entries:
+            self._files.append(self._stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115  the stack closes it
+        self._notices, notify = os.pipe()
+        self._stack.callback(os.close, self._notices)
+        todo, give = os.pipe()
+        os.write(give, bytes(range(len(self._entries))))
+        os.close(give)
+        numbers = [todo, notify, *(file.fileno() for file in self._files)]
+        targets = [f"{entry.module}:{entry.function}:{entry.arguments}" for entry in self._entries]
+        # -P: what lies in the working folder may bear the name of a module.
+        command = [sys.executable or "", "-P", "-c", COMPILE, ",".join(map(str, numbers)), *targets]
+        command[1:1] = ["-B"] if sys.dont_write_bytecode else []
+        try:
+            for _ in range(min(len(targets), _how_many(_processors()))):
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    pass_fds=numbers,
+                )  # fmt: skip
+                self._processes.append(process)
+                self._stack.enter_context(process)
+                self._stack.callback(process.kill)
+        finally:
+            os.close(todo)
+            os.close(notify)
+
+    def result(self, entry: Entry) -> bytes | None:
+        """The object file of an entry, when there is one; None if nobody made it, or not all of it."""
+        number = self._entries.index(entry)
+        while number not in self._done and (notice := os.read(self._notices, 1) if self._processes else b""):
+            self._done.add(notice[0])
+        if number not in self._done:
+            return None
+        self._files[number].seek(0)
+        return unseal(entry.symbol, self._files[number].read())
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def compile_all(descriptors: str, targets: Sequence[str]) -> None:
+    """What each process of `_Compilers` does.
+
+    descriptors are numbers of open files: where the number of the next target is read, where it is written when that is
+    done, and where the object file of each target goes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that wants the code decides; it may go on
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    todo, notify, *files = map(int, descriptors.split(","))
+    while number := os.read(todo, 1):
+        module, function, arguments = targets[number[0]].split(":")
+        entry = Entry(f"{module}:{function}", arguments)
+        with os.fdopen(files[number[0]], "wb") as file:
+            file.write(seal(entry.symbol, entry.compile()))
+        os.write(notify, number)
 
 
 def _end_with_parent() -> None:
     """The process that wants the code holds the other end of stdin: when it has ended, however, so does this one."""
     os.read(0, 1)
     os._exit(1)
-
-
-class _Beside:
-    """A process that compiles an entry; a context that ends it in any case.
-
-    The object file comes back in a file of its own: what else a Python prints as it starts goes to its stdout.
-    """
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._file: Any = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> "_Beside":
-        entry = self._entry
-        code = "import sys; from tfm.kernels.jit import Entry; Entry(*sys.argv[2:]).compile_into(int(sys.argv[1]))"
-        with suppress(OSError):  # no Python to start, or no folder for the file: it is compiled here
-            self._file = tempfile.TemporaryFile()
-            number = self._file.fileno()
-            # -P: what lies in the working folder may bear the name of a module.
-            target = f"{entry.module}:{entry.function}"
-            command = [sys.executable or "", "-P", "-c", code, str(number), target, entry.arguments]
-            nowhere = subprocess.DEVNULL
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, pass_fds=(number,)
-            )  # fmt: skip
-        return self
-
-    def result(self) -> bytes | None:
-        """The object file when the process has ended; None if it did not make one, or not all of it."""
-        if self._process is None:
-            return None
-        self._process.wait()
-        self._file.seek(0)
-        return unseal(self._entry.symbol, self._file.read())
-
-    def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        if self._file is not None:
-            self._file.close()

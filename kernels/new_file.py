@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ def new_file(folder: Path) -> Iterator[BinaryIO]:
 def _create(folder: Path) -> BinaryIO:
     """A new file, locked. Another process may have swept it away before it was; then one more."""
     while True:
-        file = (folder / f"{PREFIX}{secrets.token_hex(6)}").open("x+b")
+        file = (folder / f"{PREFIX}{os.urandom(6).hex()}").open("x+b")
         with suppress(OSError):  # a file system without locks: sweep removes nothing there either
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,14 +41,22 @@ def machine() -> str:
     return f"{llvm.get_default_triple()} {name} {features} llvmlite {llvmlite.__version__} numba {version}"
 
 
-@cache
 def digest(sources: tuple[Path, ...]) -> str:
     """A name for the machine code of these sources, the kernels beside this file, and this machine."""
-    found = hashlib.sha256(machine().encode())
     kernels = Path(__file__).parent
-    for path in sorted({*kernels.rglob("*.py"), *sources}):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    found = hashlib.sha256(machine().encode() + _digest_of_files(kernels))
+    for path in sources:
+        if kernels not in path.parents:
+            found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:24]
+
+
+@cache
+def _digest_of_files(folder: Path) -> bytes:
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.digest()
 
 
 @contextmanager
@@ -114,6 +121,8 @@ def write_object(path: Path, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
+    import shutil
+
     times = []
     for entry in folder.iterdir():
         with suppress(OSError):  # another process may have removed it by now

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from tfm.kernels.heap import LARGE_PAGE
 from tfm.kernels.jit import Entry
 from tfm.kernels.records import (
     ABSENT,
@@ -24,13 +25,12 @@ from tfm.kernels.records import (
     stored_panels,
 )
 
-PACK = Entry("tfm.kernels.matmul:pack_panels", "iiiiiiiii")
 COUNT = Entry("tfm.kernels.matmul:count_uppers", "iiiiiii")
+PACK = Entry("tfm.kernels.matmul:pack_panels", "iiiiiiiii", pieces=(COUNT,))
 PANELS_A_TASK = 256  # whole bands
 PART_ROWS = BAND_PANELS * LANES  # a matrix may be packed in parts of a multiple of so many rows
 NOTHING = ctypes.c_char * 0  # also an empty array has one
 ALIGN = 64  # bytes; a packed panel starts on a cache line
-LARGE_PAGE = 2 << 20
 
 
 def aligned_empty(size: int) -> npt.NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from tfm.engine import load
 from tfm.engine.constraint import Constraint, Constraints, Grammar
 from tfm.engine.errors import TfmError
 from tfm.engine.model import Model
-from tfm.engine.sampling import SamplingParams
+from tfm.engine.sampling_params import SamplingParams
 from tfm.engine.tokenizer import Tokenizer
 
 WORDS = ("hello", "help", "héllo", "h🙂", "h🙂🙂", "漢字", "漢語", "no", " no", "a\nb", "")
@@ -233,10 +233,11 @@ def test_one_token_is_allowed_where_it_is_among_all(constraints: Constraints, bi
 
 def test_greedy_choice_is_the_largest_of_those_allowed(constraints: Constraints) -> None:
     """What may follow is held against the likeliest first: the same token as when all others are taken away."""
-    from tfm.engine.sampling import SamplingParams, sample
+    from tfm.engine.sampling import sample
+    from tfm.engine.sampling_params import SamplingParams
 
     lot = np.random.default_rng(2)
-    for pattern in ("[a-z]{3}", "[0-9]{9}", "\\{\"a\": 1\\}"):
+    for pattern in ("[a-z]{3}", "[0-9]{9}", '\\{"a": 1\\}'):
         constraint = constraints.start(Grammar("regex", pattern))
         allowed_V = constraints.start(Grammar("regex", pattern)).allowed()
         for _ in range(5):

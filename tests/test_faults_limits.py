@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizer_files import byte_level, sentencepiece, write_tokenizer
 
 from tfm.engine import TfmError, load
-from tfm.engine.sampling import SamplingParams, sample
+from tfm.engine.sampling import sample
+from tfm.engine.sampling_params import SamplingParams
 from tfm.engine.tokenizer import Tokenizer
 
 ANSWER = "Hi é🙂!"

@@ -19,7 +19,8 @@ from tfm.engine import TfmError, load
 from tfm.engine.generate import StopFinder, Token
 from tfm.engine.model import Model
 from tfm.engine.pieces import byte_of_character
-from tfm.engine.sampling import SamplingParams, uniform
+from tfm.engine.sampling import uniform
+from tfm.engine.sampling_params import SamplingParams
 
 START = [id_of(ord("\n"))]
 

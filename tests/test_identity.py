@@ -76,7 +76,7 @@ def test_key_of_a_row_tells_what_made_its_answer(folder: Path, monkeypatch: pyte
     from tfm.cli.batch.rows import Defaults
     from tfm.cli.batch.run import Keys
     from tfm.cli.prompt import PromptOptions
-    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.sampling_params import SamplingParams
 
     options = Defaults(PromptOptions(None, None, False, False, False), 8, (), None, SamplingParams(), False, None)
     keys = []

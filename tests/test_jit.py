@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from pathlib import Path
 
@@ -36,7 +37,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    object_files.digest.cache_clear()
     return name
 
 
@@ -122,7 +122,6 @@ def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TFM_CACHE", str(tmp_path / "cache"))
-    object_files.digest.cache_clear()
     return name
 
 
@@ -169,32 +168,30 @@ def test_pieces_begin_while_something_else_is_done(pieces: str, monkeypatch: pyt
         part = jit.Entry(f"{pieces}:part", "ii")
         return part, jit.Entry(f"{pieces}:whole", "ii", pieces=(part,))
 
+    monkeypatch.setattr(jit, "_processors", lambda: 2)
     part, whole = entries()
-    with whole.begun():
-        process = whole._begun[part]._process
-    assert process is not None
-    assert process.returncode == -signal.SIGKILL
+    with jit.begun(whole):
+        processes = jit._begun[part]._processes
+    assert processes
+    assert {process.returncode for process in processes} == {-signal.SIGKILL}
 
     compiled, compile_here = [], jit.Entry.compile
     monkeypatch.setattr(jit.Entry, "compile", lambda self: (compiled.append(self.function), compile_here(self))[1])
-    with whole.begun():
-        process = whole._begun[part]._process
+    with jit.begun(whole):
         whole.prepare()
-    assert process is not None
-    assert process.returncode == 0
-    assert compiled == ["whole"]
+    assert compiled == [], "the other processes compile, not this one"
     _, whole = entries()
-    with whole.begun():
-        assert not whole._begun
+    with jit.begun(whole):
+        assert not jit._begun
     part._path().unlink()
-    with object_files.one_process_at_a_time(whole._path().parent), whole.begun():
-        assert not whole._begun, "another process is at it"
-    with whole.begun():
-        with whole.begun():  # as another thread does, which loads a model too
+    with object_files.one_process_at_a_time(whole._path().parent), jit.begun(whole):
+        assert not jit._begun, "another process is at it"
+    with jit.begun(whole):
+        with jit.begun(whole):  # as another thread does, which loads a model too
             pass
-        assert list(whole._begun) == list(whole.pieces)
+        assert list(jit._begun) == list(whole.pieces), "the whole itself is kept"
         whole.prepare()
-    assert compiled == ["whole"]
+    assert compiled == []
 
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:
@@ -234,7 +231,11 @@ def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.
     for file in files:
         file.write_text("one")
     monkeypatch.setattr(object_files, "__file__", str(kernels / "object_files.py"))
-    digest = object_files.digest.__wrapped__
+
+    def digest(sources: tuple[Path, ...]) -> str:
+        object_files._digest_of_files.cache_clear()
+        return object_files.digest(sources)
+
     seen = {digest((files[0],))}
     assert digest((files[0],)) in seen
     for file in files:
@@ -292,6 +293,32 @@ def test_a_warm_process_does_not_import_numba(module: str, tmp_path: Path) -> No
     found = python(CALL.format(module=module), PYTHONPATH=str(tmp_path)).communicate()[0].split()
     assert found == ["42", "False", "False"]
     assert len(os.listdir(entry._path().parent)) == 2
+
+
+def test_a_first_process_does_not_import_numba(module: str, tmp_path: Path) -> None:
+    """Guards that other processes compile: half the memory of a first start, and no Ctrl-C among LLVM's objects."""
+    found = python(CALL.format(module=module), PYTHONPATH=str(tmp_path)).communicate()[0].split()
+    assert found == ["42", "False", "False"]
+
+
+def test_no_signal_disturbs_llvm() -> None:
+    """Guards a SIGSEGV: a Ctrl-C that came up after LLVM had taken a module over, and before llvmlite noted it."""
+    done = []
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for i in range(20):
+            time.sleep(0.01)
+            done.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        jit._undisturbed(work)
+    end_s = time.monotonic() + 10
+    while len(done) < 20 and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert len(done) == 20
+    with pytest.raises(ZeroDivisionError):  # a fault of its own does come up
+        jit._undisturbed(lambda: 1 // 0)
 
 
 def test_two_processes_compile_at_once(module: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tfm.engine.constraint import Constraint, Constraints, Grammar
 from tfm.engine.errors import TfmError
 from tfm.engine.generate import Request
 from tfm.engine.model import Model
-from tfm.engine.sampling import SamplingParams
+from tfm.engine.sampling_params import SamplingParams
 
 NO_PROMPT_OPTIONS = PromptOptions(system=None, prefill=None, raw=False, no_special=False, ids=False)
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from tfm.engine.errors import TfmError
-from tfm.engine.sampling import SamplingParams, likeliest, sample, uniform
+from tfm.engine.sampling import likeliest, sample, uniform
+from tfm.engine.sampling_params import SamplingParams
 from tfm.kernels.logits import log_sum_exp
 
 VOCAB = 997

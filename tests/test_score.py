@@ -19,7 +19,7 @@ import tfm.engine.score as scoring
 from tfm.engine import TfmError, load
 from tfm.engine.model import Model
 from tfm.engine.perplexity import Window, perplexity
-from tfm.engine.sampling import SamplingParams
+from tfm.engine.sampling_params import SamplingParams
 from tfm.engine.score import Score, score
 from tfm.engine.scored_text import Text, answer_text, ended, id_text, plain_text
 

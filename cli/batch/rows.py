@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tfm.engine.constraint import Constraint, Grammar
     from tfm.engine.generate import Request
     from tfm.engine.model import Model
-    from tfm.engine.sampling import SamplingParams
+    from tfm.engine.sampling_params import SamplingParams
     from tfm.engine.tokenizer import Tokenizer
 
     Start = Callable[[Grammar, list[int]], Constraint]

@@ -13,7 +13,7 @@ from tfm.engine.conversation import AnswerSettings
 from tfm.engine.errors import TfmError
 from tfm.engine.fields import Fields, is_integer, read_json, shown
 from tfm.engine.files import expanded, is_there
-from tfm.engine.sampling import SamplingParams
+from tfm.engine.sampling_params import SamplingParams
 from tfm.kernels.new_file import new_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tfm.cli.chat.turns import Turns
 from tfm.cli.interrupt import Stopped, Wish, noted
 from tfm.cli.output import say
 from tfm.engine.errors import TfmError
-from tfm.engine.sampling import BITS_64
+from tfm.engine.sampling_params import LARGEST_SEED
 
 if TYPE_CHECKING:
     from tfm.cli.answer import Answer
@@ -147,7 +147,7 @@ class Session:
         if not self._conversation.turns:
             raise TfmError("command /regenerate", "no answer yet", do="send a message first")
         if settings.sampling.temperature > 0:
-            seed = ((settings.sampling.seed or 0) + 1) & BITS_64
+            seed = ((settings.sampling.seed or 0) + 1) & LARGEST_SEED
             self._turns.settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
         elif not self._was_stopped:
             self._note("at temperature 0 the answer is the same again")
