@@ -17,7 +17,7 @@ from tfm.engine.layers import LayerTable, Memory, cache_block_bytes, padded
 from tfm.engine.progress import Progress, silent
 from tfm.engine.records import CHANGING, STEP
 from tfm.engine.team import Team, activation_bytes, activation_rows
-from tfm.kernels.packing import address_of, aligned_empty
+from tfm.kernels.packing import aligned_empty, data_address
 from tfm.kernels.records import (
     KV_BLOCK,
     KV_TYPES,
@@ -158,7 +158,7 @@ class Model:
         self._buffers.take(tokens, spans, picked)
         is_split = rows <= SPLIT_ROWS and segments > 1
         # In the order of CHANGING.
-        self._changing[:] = rows, len(part), len(picked), segments if is_split else 0, address_of(out)
+        self._changing[:] = rows, len(part), len(picked), segments if is_split else 0, data_address(out)
         self._team.run()
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:

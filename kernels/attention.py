@@ -151,9 +151,9 @@ def attend(
     Such pieces are short: a thread begins with one dealt to it, and claims one ahead, to ask for its keys early.
     """
     group = heads.num_attention_heads // heads.num_key_value_heads
-    parts = max(1, segments)
-    dealt = me.threads if segments != 0 else 0  # pieces that nobody claims
-    mine = me.index if segments != 0 else atomic_add(claims, 1)
+    parts, is_split = max(1, segments), segments != 0
+    dealt = me.threads if is_split else 0  # pieces that nobody claims
+    mine = me.index if is_split else atomic_add(claims, 1)
     begin = 0  # the number of the span's first piece
     for i in range(num_spans):
         span = span_at(spans + i * SPAN_BYTES)
@@ -164,13 +164,13 @@ def attend(
             kv_head = piece % heads.num_key_value_heads
             tile = tiles - 1 - piece // heads.num_key_value_heads  # the longest first
             # The last round's go to whoever is free.
-            is_early, following = segments != 0 and mine + me.threads < end, 0
+            is_early, following = is_split and mine + me.threads < end, 0
             if is_early:
                 mine = dealt + atomic_add(claims, 1)
                 if mine < end:
                     following = keys_of_piece(kv_type, heads, span, layer_offset, mine - begin, parts)
             attend_tile(
-                kv_type, heads, span, layer_offset, kv_head, tile * TILE, part if segments != 0 else -1, following,
+                kv_type, heads, span, layer_offset, kv_head, tile * TILE, part if is_split else -1, following,
                 q, q_stride, out, out_stride, partials + part * partial_bytes, me.scratch,
             )  # fmt: skip
             if not is_early:

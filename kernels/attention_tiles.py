@@ -32,8 +32,6 @@ from tfm.kernels.simd import (
 )
 
 F32, F16, Q8 = KV_TYPES["f32"], KV_TYPES["f16"], KV_TYPES["q8"]
-# Queries of a micro-kernel: TILE, 4 or 1, and 3 in f16, the usual type of keys and values. Each kernel more takes 0.2 s
-# to compile.
 FEW_WIDTH = 4 if TARGET.has_avx512 else 1
 # Vectors of keys (or of a value) that a micro-kernel takes at once.
 WIDTHS = {1: 4, 3: FEW_WIDTH, 4: FEW_WIDTH, TILE: PANELS_AT_ONCE}
@@ -133,7 +131,11 @@ ELEMENTS = {F16: (load_f16, 2), F32: (load_f32, 4), Q8: (load_i8, 1)}
 
 @jit
 def rows_of_tile(kv_type, queries):
-    """Of the micro-kernels that take so many queries at once, if there is one, the smallest."""
+    """Of the micro-kernels that take so many queries at once, if there is one, the smallest.
+
+    There are some for TILE, 4 and 1, and for 3 in f16, the usual type of keys and values. Each one more takes 0.2 s to
+    compile.
+    """
     if queries > 4:
         return TILE
     if queries == 1:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm.kernels.jit import Entry
-from tfm.kernels.packing import address_of
+from tfm.kernels.packing import data_address
 from tfm.kernels.records import LANES
 
 SUM_EXPONENTIALS = Entry("tfm.kernels.softmax:sum_exponentials", "iii")
@@ -23,6 +23,6 @@ def log_sum_exp(logits_V: npt.NDArray[np.float32]) -> float:
         padded_V[:size] = logits_V
         logits_V = padded_V
     largest_and_sum = np.empty(2)
-    SUM_EXPONENTIALS(address_of(logits_V), size, address_of(largest_and_sum))
+    SUM_EXPONENTIALS(data_address(logits_V), size, data_address(largest_and_sum))
     largest, total = largest_and_sum
     return float(largest) + math.log(float(total))
