@@ -38,6 +38,7 @@ def load(
     from tfm.engine.hub import resolve
     from tfm.engine.machine import available_threads
     from tfm.engine.model import Model
+    from tfm.engine.packed import find_image
     from tfm.engine.store import DEFAULT_MODEL, explaining_damage
     from tfm.engine.team import RUN
     from tfm.kernels.jit import begun
@@ -51,34 +52,37 @@ def load(
     if threads is not None and threads > most:
         warnings.warn(f"{threads} threads asked for, {most} used: there are no more processors", stacklevel=2)
     folder = resolve(ref or DEFAULT_MODEL, progress)
-    with explaining_damage(folder), begun(PACK, RUN):
+    with explaining_damage(folder):
         config = read_config(folder)
         positions = _context(config, ctx)
         threads = min(threads or most, most)
-        image, tokenizer = _image_and_tokenizer(
-            folder, config, threads, lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram), progress
-        )
-        cache_bytes = None
-        if max_ram is not None:
-            needed = _Needed.by(config, kv_type, positions, len(image))
-            cache_bytes = max_ram - needed.weights - needed.scratch
-            positions = needed.positions(max_ram, positions)
-        name = str(ref or DEFAULT_MODEL)
-        model = Model(name, folder, config, image, threads, kv_type, positions, cache_bytes, progress)
+        image = find_image(folder)
+        with begun(*((PACK, RUN) if image is None else ())):
+            image, tokenizer = _image_and_tokenizer(
+                image, folder, config, threads,
+                lambda size: _Needed.by(config, kv_type, positions, size).check(max_ram), progress,
+            )  # fmt: skip
+            cache_bytes = None
+            if max_ram is not None:
+                needed = _Needed.by(config, kv_type, positions, len(image))
+                cache_bytes = max_ram - needed.weights - needed.scratch
+                positions = needed.positions(max_ram, positions)
+            name = str(ref or DEFAULT_MODEL)
+            model = Model(name, folder, config, image, threads, kv_type, positions, cache_bytes, progress)
         model.tokenizer = tokenizer
         check_vocabulary(config, model.tokenizer.vocab_size, folder / "tokenizer.json")
     return model
 
 
 def _image_and_tokenizer(
-    folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None], progress: Progress | None
-) -> "tuple[Memory, Tokenizer]":
+    image: "Memory | None", folder: Path, config: "ModelConfig", threads: int, check_size: Callable[[int], None],
+    progress: Progress | None,
+) -> "tuple[Memory, Tokenizer]":  # fmt: skip
     """Both side by side where weights have to be packed. A kept image costs nothing, and what is left to load does not
     go on meanwhile: the library holds the GIL, and library and loader wait for each other's pages of memory."""
-    from tfm.engine.packed import find_image, make_image
+    from tfm.engine.packed import make_image
     from tfm.engine.tokenizer import Tokenizer
 
-    image = find_image(folder)
     if image is not None:
         check_size(len(image))
         return image, Tokenizer.load(folder)

@@ -15,6 +15,7 @@ import pytest
 from tfm.engine import load, packed
 from tfm.engine import model as model_module
 from tfm.engine.summary import summarize
+from tfm.kernels import packing
 from tfm.kernels.new_file import PREFIX, sweep
 
 CONFIG = checkpoints.FLOATS["llama-wide"]
@@ -60,6 +61,16 @@ def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
     assert size == image.stat().st_size
     assert model.logits(IDS).tobytes() == expected
     model.close()
+
+
+def test_a_start_compiles_only_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a start with packed weights, but without what packs them (after an update): it began to compile that, and
+    threw it away, each time."""
+    folder = write(tmp_path / "model")
+    expected = logits(folder)
+    monkeypatch.setattr(packing.PACK, "digest", "of a newer version")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert logits(folder) == expected
 
 
 def test_summary_tells_what_packed_weights_take(tmp_path: Path) -> None:
