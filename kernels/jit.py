@@ -10,25 +10,19 @@ import ctypes
 import gc
 import importlib
 import importlib.util
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfm.kernels.cache_folder import cache_folder
-from tfm.kernels.object_files import digest, one_process_at_a_time, read_object, seal, unseal, write_object
-
-if TYPE_CHECKING:
-    import subprocess
+from tfm.kernels.compilers import Compilers, processors
+from tfm.kernels.object_files import digest, one_process_at_a_time, read_object, write_object
 
 Progress = Callable[[str, int, int | None], None]
-MOST_COMPILERS = 4  # processes, of 200 MB each; three of the entries of a model take nearly all of the time
-COMPILE = "import sys; from tfm.kernels.jit import compile_all; compile_all(sys.argv[1], sys.argv[2:])"
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -230,12 +224,7 @@ def called_as_piece(entry: Entry) -> Any:
     return call
 
 
-def _processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_begun: "dict[Entry, _Compilers]" = {}  # what is being compiled, since `begun`
+_begun: "dict[Entry, Compilers]" = {}  # what is being compiled, since `begun`
 _beginning = threading.Lock()
 
 
@@ -252,9 +241,9 @@ def begun(*entries: Entry) -> Iterator[None]:
             missing = [one for entry in entries for one in entry.together if not one._path().exists()]
             folders = dict.fromkeys(entry._path().parent for entry in missing)
             turns = stack.enter_context(ExitStack())
-            if _processors() > 1 and all([turns.enter_context(one_process_at_a_time(folder, 0)) for folder in folders]):
+            if processors() > 1 and all([turns.enter_context(one_process_at_a_time(folder, 0)) for folder in folders]):
                 stack.callback(_begun.clear)
-                _begun.update(dict.fromkeys(missing, stack.enter_context(_Compilers(missing))))
+                _begun.update(dict.fromkeys(missing, stack.enter_context(Compilers(missing))))
             else:
                 turns.close()
         yield
@@ -277,8 +266,8 @@ def _side_by_side(entries: list[Entry]) -> list[bytes]:
     already, one of it meanwhile or, on one processor, all.
     """
     left = [entry for entry in entries if entry not in _begun]
-    here = left[: 1 if _processors() > 1 else None] if "numba" in sys.modules else []
-    with _Compilers(left[len(here) :]) as compilers:
+    here = left[: 1 if processors() > 1 else None] if "numba" in sys.modules else []
+    with Compilers(left[len(here) :]) as compilers:
         found = {entry: _undisturbed(entry.compile) for entry in here}
         found |= {entry: _begun.get(entry, compilers).result(entry) for entry in entries if entry not in found}
     return [found[entry] or _undisturbed(entry.compile) for entry in entries]
@@ -304,94 +293,3 @@ def _undisturbed(work: Callable[[], Any]) -> Any:
     if faults:
         raise faults[0]
     return results[0]
-
-
-def _how_many(processors: int) -> int:
-    """Processes that compile at once: one more than processors, so that the system shares the last of the work out."""
-    return 1 if processors == 1 else min(processors + 1, MOST_COMPILERS)
-
-
-class _Compilers:
-    """Processes that compile entries, each the next one when it has done one; a context that ends them in any case.
-
-    Object files come back in files of their own, as what else a Python prints when it starts goes to its stdout.
-    """
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = list(entries)
-        self._files: list[Any] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._done: set[int] = set()
-        self._notices = -1
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "_Compilers":
-        if self._entries:
-            with suppress(OSError):  # no Python to start, or no folder for the files
-                self._start()
-        return self
-
-    def _start(self) -> None:
-        import subprocess
-        import tempfile
-
-        for _ in self._entries:
-            self._files.append(self._stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115  the stack closes it
-        self._notices, notify = os.pipe()
-        self._stack.callback(os.close, self._notices)
-        todo, give = os.pipe()
-        os.write(give, bytes(range(len(self._entries))))
-        os.close(give)
-        numbers = [todo, notify, *(file.fileno() for file in self._files)]
-        targets = [f"{entry.module}:{entry.function}:{entry.arguments}" for entry in self._entries]
-        # -P: what lies in the working folder may bear the name of a module.
-        command = [sys.executable or "", "-P", "-c", COMPILE, ",".join(map(str, numbers)), *targets]
-        command[1:1] = ["-B"] if sys.dont_write_bytecode else []
-        try:
-            for _ in range(min(len(targets), _how_many(_processors()))):
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    pass_fds=numbers,
-                )  # fmt: skip
-                self._processes.append(process)
-                self._stack.enter_context(process)
-                self._stack.callback(process.kill)
-        finally:
-            os.close(todo)
-            os.close(notify)
-
-    def result(self, entry: Entry) -> bytes | None:
-        """The object file of an entry, when there is one; None if nobody made it, or not all of it."""
-        number = self._entries.index(entry)
-        while number not in self._done and (notice := os.read(self._notices, 1) if self._processes else b""):
-            self._done.add(notice[0])
-        if number not in self._done:
-            return None
-        self._files[number].seek(0)
-        return unseal(entry.symbol, self._files[number].read())
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-def compile_all(descriptors: str, targets: Sequence[str]) -> None:
-    """What each process of `_Compilers` does.
-
-    descriptors are numbers of open files: where the number of the next target is read, where it is written when that is
-    done, and where the object file of each target goes.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that wants the code decides; it may go on
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    todo, notify, *files = map(int, descriptors.split(","))
-    while number := os.read(todo, 1):
-        module, function, arguments = targets[number[0]].split(":")
-        entry = Entry(f"{module}:{function}", arguments)
-        with os.fdopen(files[number[0]], "wb") as file:
-            file.write(seal(entry.symbol, entry.compile()))
-        os.write(notify, number)
-
-
-def _end_with_parent() -> None:
-    """The process that wants the code holds the other end of stdin: when it has ended, however, so does this one."""
-    os.read(0, 1)
-    os._exit(1)

@@ -168,7 +168,7 @@ def test_pieces_begin_while_something_else_is_done(pieces: str, monkeypatch: pyt
         part = jit.Entry(f"{pieces}:part", "ii")
         return part, jit.Entry(f"{pieces}:whole", "ii", pieces=(part,))
 
-    monkeypatch.setattr(jit, "_processors", lambda: 2)
+    monkeypatch.setattr(jit, "processors", lambda: 2)
     part, whole = entries()
     with jit.begun(whole):
         processes = jit._begun[part]._processes
