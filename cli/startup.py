@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 
@@ -60,7 +61,8 @@ def _run(arguments: list[str], changes: dict[str, str]) -> tuple[float, float]:
         [*TFM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | changes,
     )  # fmt: skip
-    with process:
+    with process, ExitStack() as stack:
+        stack.callback(process.kill)  # a stop would wait for it, and it would go on in a cache that is taken away
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)

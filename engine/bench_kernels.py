@@ -1,7 +1,8 @@
 """Every kernel at its declared cases: verified against NumPy first, then timed beside it, on one thread."""
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress, silent
+from tfm.kernels.jit import Entry, begun
 from tfm.kernels.ops import Op, Verdict, find_ops, verify
 
 TIMED_S = 0.005  # a call is repeated for so long, and at least LEAST times
@@ -57,6 +59,15 @@ def choose_ops(name: str) -> list[Op]:
     if not chosen:
         raise TfmError("--kernels", name, ", ".join(["all", *(op.name for op in ops)]))
     return chosen
+
+
+def prepare(ops: Sequence[Op], progress: Progress = silent) -> None:
+    """Load or compile what the ops call."""
+    values = [value for op in ops for value in vars(sys.modules[op.run.__module__]).values()]
+    entries = dict.fromkeys(value for value in values if isinstance(value, Entry))
+    with begun(*entries):
+        for entry in entries:
+            entry.prepare(progress)
 
 
 def verified(

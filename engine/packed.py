@@ -29,7 +29,7 @@ from tfm.engine.records import IMAGE
 from tfm.kernels.cache_folder import cache_folder
 from tfm.kernels.heap import LARGE_PAGE
 from tfm.kernels.new_file import new_file
-from tfm.kernels.packing import aligned_empty
+from tfm.kernels.packing import PACK, aligned_empty
 
 if TYPE_CHECKING:
     from tfm.engine.checkpoint import Checkpoint
@@ -100,6 +100,7 @@ def make_image(
     files = _files_of(checkpoint)
     plan = Plan(config, load_weights(checkpoint, config))
     check_size(plan.least_size)
+    PACK.prepare(progress)  # here, where the wait is told of and can be stopped, and no file has been begun
     plan = plan.narrowed(threads, progress)
     check_size(plan.size)
     with _new_file(plan.size) as file:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,21 @@ def test_startup(parrot: Path) -> None:
     rows = json.loads(bench("--startup", "-m", parrot, "-r", "2", "-o", "json"))
     assert [row["command"] for row in rows] == ["tfm --help", "tfm generate -n 1"]
     assert all(0 < row["first_byte_s"] <= row["exit_s"] and row["processes"] == 2 for row in rows)
+
+
+def test_cold_startup_that_is_stopped(parrot: Path, tmp_path: Path) -> None:
+    """The process that was measured went on, and made the cache anew that had been taken away."""
+    command = [TFM, "bench", "--startup", "--cold", "-m", parrot, "-r", "1"]
+    env = environment({"TMPDIR": str(tmp_path)})
+    with subprocess.Popen(command, stdout=-1, stderr=-1, env=env) as process:
+        end_s = time.monotonic() + 60
+        while not list(tmp_path.glob("*/kernels/*")) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    time.sleep(0.5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_startup_of_a_model_that_does_not_load(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import ctypes
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -186,6 +187,21 @@ def test_home_that_is_none(warm: Path, parrot: Path, home: str | None) -> None:
     done = run("generate", "--raw", "-m", parrot, "\n", env={"TFM_CACHE": str(warm), "HOME": home})
     assert (done.returncode, done.stdout, done.stderr) == (0, ANSWER, b"")
     assert not Path("/nowhere").exists()
+
+
+def test_what_packs_weights_is_missing(warm: Path, wide: Path) -> None:
+    """Compiling for packing was not told of, and Ctrl-C had to wait for it: its threads did it."""
+    for path in warm.glob("kernels/*/tfm.kernels.matmul.pack_panels.o"):
+        path.unlink()
+    command = [TFM, "generate", "--ids", "-n", "1", "-m", wide, "5"]
+    env = environment({"TFM_CACHE": str(warm)})
+    with subprocess.Popen(command, stdin=-3, stdout=-1, stderr=-1, env=env) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"tfm: compiling kernels for this CPU (once) ...\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert [path.name for path in files_in(warm / "packed") if path.name != ".lock"] == []
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

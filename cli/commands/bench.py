@@ -16,7 +16,6 @@ from tfm.cli.values import WholeType, wrong_value
 if TYPE_CHECKING:
     from tfm.engine.bench import Result, Subject, Test
     from tfm.engine.bench_kernels import KernelResult
-    from tfm.engine.progress import Progress
     from tfm.engine.roofline import Machine
 
 WEIGHTS = ("q4", "q8", "f32", "f16", "bf16")
@@ -150,9 +149,8 @@ def command(ctx: click.Context, what: TestOptions, subject: SubjectOptions, shap
     subject.check(ctx)
     output: Output = ctx.obj
     with Notes(quiet) as notes:
-        progress = notes.asked_for
         if subject.kernels:
-            _bench_kernels(output, shape, subject.kernels, progress)
+            _bench_kernels(output, shape, subject.kernels, notes)
         elif subject.startup:
             _bench_starts(output, shape, ref, what.repetitions, subject.cold, notes)
         else:
@@ -236,9 +234,9 @@ def _tell_of_busy_machine(subject: "Subject", records: Records, notes: Notes, sh
 # ------------------------------------------------------------------------------------------------ kernels, processes
 
 
-def _bench_kernels(output: Output, shape: str, name: str, progress: "Progress") -> None:
+def _bench_kernels(output: Output, shape: str, name: str, notes: Notes) -> None:
     """Raises TfmError when a kernel is not as exact as it must be, after all have been measured."""
-    from tfm.engine.bench_kernels import choose_ops, measure_kernels
+    from tfm.engine.bench_kernels import choose_ops, measure_kernels, prepare
     from tfm.engine.errors import TfmError
 
     try:
@@ -246,8 +244,9 @@ def _bench_kernels(output: Output, shape: str, name: str, progress: "Progress") 
     except TfmError as error:
         raise click.UsageError(str(error)) from error
     failed: list[str] = []
+    prepare(ops, notes.asked_for)
     with Records(output, shape, KERNEL_TITLES, KERNEL_TITLES[3:]) as records:
-        for result in measure_kernels(ops, progress):
+        for result in measure_kernels(ops, notes.asked_for):
             records.add(result.as_json(), list(_kernel_cells(result)))
             if not result.passed:
                 failed.append(f"{result.op} {result.case}")

@@ -34,6 +34,7 @@ def command(output: Output, ref: str, threads: int | None, as_json: bool, quiet:
     If a row fails, the exit status is 1.
     """
     from tfm.engine import load
+    from tfm.engine.bench_kernels import prepare
     from tfm.engine.check import check_kernels, check_model
     from tfm.engine.errors import TfmError
     from tfm.kernels.ops import find_ops
@@ -41,6 +42,7 @@ def command(output: Output, ref: str, threads: int | None, as_json: bool, quiet:
     rows: list[Row] = []
     with Notes(quiet) as notes:
         model = load(ref, threads=threads, kv_type="f32", progress=notes.progress)
+        prepare(find_ops(), notes.asked_for)
         if not as_json:
             output.write_line(_line(*HEADING))
         for some in (check_kernels(find_ops(), notes.asked_for), check_model(model, notes.asked_for)):
