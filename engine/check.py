@@ -28,7 +28,7 @@ from tfm.engine.cache import BlockPool
 from tfm.engine.checkpoint import Checkpoint
 from tfm.engine.loading import KV_TYPE_NAMES
 from tfm.engine.matrix import to_float32
-from tfm.engine.model import Model
+from tfm.engine.model import MAX_ROWS, Model
 from tfm.engine.progress import Progress, silent
 from tfm.engine.reference import Array, reference_logits
 from tfm.engine.weights import FLOAT_FORMATS, load_weights
@@ -44,6 +44,8 @@ TEXT = (
     "window, too, and by the end of the week the whole village was watching."
 )
 TOKENS = 100  # of it: more than a block of the cache
+LONG_TOKENS = MAX_ROWS + 88  # more than one pass, and more than a segment, which threads share out when they decode
+LAST_TOKENS = 12  # of the long text, whose logits are compared
 FLOAT_ERRORS = {"f32": 2e-4, "f16": 1e-3, "q8": 2e-2}  # of the logits' spread, by the type of keys and values
 QUANTIZED_ERROR = 3e-2  # where weights of few bits are multiplied with activations of 8 bits
 CHUNKS = (1, 7, 64, TOKENS)
@@ -106,11 +108,12 @@ def check_model(model: Model, progress: Progress = silent) -> Iterator[Row]:
     for kv_type in KV_TYPE_NAMES:
         with closing(subject.run_by(1, kv_type)) as alone:
             expected = _logits(alone, subject.ids, Case())
+        expected_last = subject.last_logits(1, kv_type, LAST_TOKENS)
         progress("float64", 0, 1)
         yield subject.distance(expected, kv_type)
         progress("float64", 1, 1)
         for threads in thread_counts(model.threads):
-            yield _same_bits(subject, threads, kv_type, expected, progress)
+            yield _same_bits(subject, threads, kv_type, expected, expected_last, progress)
 
 
 def thread_counts(most: int) -> list[int]:
@@ -126,11 +129,23 @@ class Subject:
         self.checkpoint = Checkpoint(model.folder)
         ids = model.tokenizer.encode(TEXT) or list(range(self.config.vocab_size))
         self.ids = list(itertools.islice(itertools.cycle(ids), min(TOKENS, model.ctx)))
+        self.long_ids = list(itertools.islice(itertools.cycle(ids), min(LONG_TOKENS, model.ctx)))
+
+    def last_logits(self, threads: int, kv_type: str, at_once: int) -> Logits:
+        """Those of the last tokens of a long text, so many of them in one pass. Few if the context is not long."""
+        rows: list[Logits] = []
+        with closing(self.run_by(threads, kv_type)) as model, closing(model.sequence()) as text:
+            begin = max(0, len(self.long_ids) - LAST_TOKENS)
+            if begin:
+                model.step([(text, self.long_ids[:begin])], "none")
+            for part in _pieces(self.long_ids[begin:], at_once):
+                rows.append(model.step([(text, part)], "all"))
+        return np.concatenate(rows)
 
     def run_by(self, threads: int, kv_type: str) -> Model:
         """The same weights, run by so many threads, however busy the machine is."""
         old = self.model
-        model = Model(old.name, old.folder, old.config, old.table.image, threads, kv_type, len(self.ids))
+        model = Model(old.name, old.folder, old.config, old.table.image, threads, kv_type, len(self.long_ids))
         model._team._alone_when_busy = False
         return model
 
@@ -207,20 +222,30 @@ def cases(threads: int, kv_type: str) -> list[Case]:
     ]
 
 
-def _same_bits(subject: Subject, threads: int, kv_type: str, expected: Logits, progress: Progress) -> Row:
-    """All cases, with so many threads. The error is the largest difference, as a share of the logits' spread."""
+def _same_bits(
+    subject: Subject, threads: int, kv_type: str, expected: Logits, expected_last: Logits, progress: Progress
+) -> Row:
+    """All cases, and a long text's last tokens one by one, with so many threads.
+
+    The error is the largest difference, as a share of the logits' spread.
+    """
     what = f"model, KV {kv_type}: same bits, threads {threads}"
     ways, worst, fault = cases(threads, kv_type), 0.0, ""
     with closing(subject.run_by(threads, kv_type)) as model:
         for i, case in enumerate(ways):
-            progress(what, i, len(ways))
+            progress(what, i, len(ways) + 1)
             found = _logits(model, subject.ids, case)
             different = _different(found, expected)
             if different.size:
                 worst = max(worst, _difference(found, expected))
                 fault = fault or f"{case}: from token {different[0]} on"
-        progress(what, len(ways), len(ways))
-    return Row(what, len(ways), worst, 0.0, not fault, fault)
+    progress(what, len(ways), len(ways) + 1)
+    last = subject.last_logits(threads, kv_type, 1)
+    if _different(last, expected_last).size:
+        worst = max(worst, _difference(last, expected_last))
+        fault = fault or f"the last tokens of {len(subject.long_ids)}, one by one"
+    progress(what, 1, 1)
+    return Row(what, len(ways) + 1, worst, 0.0, not fault, fault)
 
 
 def _different(found: Logits, expected: Logits) -> npt.NDArray[np.intp]:

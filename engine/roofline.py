@@ -24,9 +24,9 @@ READ, FLOATS, NIBBLES, OCTETS = (
 PEAKS = {"f32": FLOATS, "bf16": FLOATS, "f16": FLOATS, "q8": OCTETS, "q4": NIBBLES}
 """The loop of multiply-adds of each weight format."""
 
-PASSES = 20
+PASSES = 12
 READ_BYTES = 512_000_000  # at least 4 times the last cache
-ROUNDS = 1_000_000  # of a multiply loop: some milliseconds
+ROUNDS = 8_000_000  # of a multiply loop: 30 ms. In 4 ms one thread was often done before the other had begun
 PAGE = 4096
 
 

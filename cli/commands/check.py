@@ -55,7 +55,7 @@ def command(output: Output, ref: str, threads: int | None, as_json: bool, quiet:
         output.write_line(json.dumps(_as_json(ref, model.threads, rows), ensure_ascii=False))
     if failed:
         first = f"{failed[0].what}: {failed[0].fault}"
-        remedy = "get the model again, or report this table"
+        remedy = "remove its packed weights (tfm rm REF), get the model again, or report this table"
         raise TfmError(f"check: {len(failed)} of {len(rows)} rows failed", first, do=remedy)
 
 
