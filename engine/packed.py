@@ -9,6 +9,7 @@ is changed in place is packed again; a copy of it elsewhere has the same content
 """
 
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -40,6 +41,7 @@ RECORDS_BYTES = 1 << 18  # the layer table of 300 layers
 LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
 COPIED_AT_ONCE = 1 << 24
 MEMORY_TO_SPARE = 1.25  # times the weights must be free before a process takes them into its own memory
+MOST_OF_IMAGE = 0.75  # in large pages: then a copy is no faster
 OUTDATED_S = 7 * 24 * 3600
 ZEROS = bytes(2 * LARGE_PAGE)
 FILLED = 0.1  # of the free memory
@@ -131,18 +133,22 @@ def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
         os.fsync(file.fileno())  # else, after a loss of power, the name could stand for zeros
         os.replace(file.name, image)
     place = {"folder": str(folder.resolve()), "files": files, "content": content, "records": records}
+    before = _read_json(_place(folder)).get("content", content)
     _write_json(_place(folder), place)
+    if before != content:
+        _drop_content(before)
     _drop_oldest(keep=image)
 
 
 def own_copy(image: Memory) -> Memory | None:
     """A mapped image in this process's own memory; None where it is none already, or that would be no faster.
 
-    A file is mapped in pages of 4 KB, memory of one's own in pages of 2 MB, and reading all weights for each token is a
-    tenth faster so. Pages of the file are let go as they are copied, so that both never take memory at once.
+    Memory of one's own comes in pages of 2 MB. Where the file is mapped in pages of 4 KB (see `_allocate`), reading all
+    weights for each token is a tenth faster so. Pages of the file are let go as they are copied, so that both never
+    take memory at once.
     """
     file = getattr(image.base, "obj", image.base)
-    if not isinstance(file, mmap.mmap) or not _has_large_pages():
+    if not isinstance(file, mmap.mmap) or not _has_large_pages() or _is_in_large_pages(image):
         return None
     free = available_memory()
     if free is not None and len(image) * MEMORY_TO_SPARE > free:
@@ -160,6 +166,18 @@ def _has_large_pages() -> bool:
         return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return False
+
+
+def _is_in_large_pages(image: Memory) -> bool:
+    """Whether most of a mapped image is mapped so, as Linux tells."""
+    begin = f"{image.ctypes.data:08x}-"
+    try:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    except OSError:
+        return False
+    its_own = itertools.dropwhile(lambda line: not line.startswith(begin), lines)
+    kilobytes = next((int(line.split()[1]) for line in its_own if line.startswith("FilePmdMapped:")), 0)
+    return kilobytes * 1024 > MOST_OF_IMAGE * len(image)
 
 
 def list_packed() -> list[PackedModel]:
@@ -304,8 +322,11 @@ def _drop_oldest(keep: Path) -> None:
             path.unlink(missing_ok=True)
     for path in root.glob("[!.]*.json"):
         place = _read_json(path)
-        if not _image_path(str(place.get("content"))).exists() or not Path(str(place.get("folder"))).exists():
+        content, is_there = str(place.get("content")), Path(str(place.get("folder"))).exists()
+        if not _image_path(content).exists() or not is_there:
             path.unlink(missing_ok=True)
+        if not is_there:
+            _drop_content(content)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -333,6 +354,11 @@ def drop(folder: Path) -> int:
     if content is None:
         return 0
     note.unlink(missing_ok=True)
+    return _drop_content(content)
+
+
+def _drop_content(content: str) -> int:
+    """Remove the images of a content that no folder has any more. Gives the bytes freed."""
     others = [other for path in _root().glob("[!.]*.json") if (other := _read_json(path)).get("content") == content]
     if any(Path(str(other.get("folder"))).exists() for other in others):
         return 0

@@ -19,9 +19,7 @@ ATTEND = Entry("tfm.kernels.attention:attend_part", 14 * "i")
 MULTIPLY = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
 FOUND = Entry("tfm.kernels.team:found", "i")
 DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
-RUN = Entry(
-    "tfm.engine.forward:run", "i", (records.__file__,), (MULTIPLY, ATTEND, SUM_EXPONENTIALS, FOUND, DISSOLVE)
-)
+RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (MULTIPLY, ATTEND, SUM_EXPONENTIALS, FOUND, DISSOLVE))
 
 
 def activation_rows(rows: int, columns: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:

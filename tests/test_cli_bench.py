@@ -128,6 +128,10 @@ def test_config_errors(tmp_path: Path) -> None:
         (["--cold"], "--cold needs --startup"),
         (["--startup", "--kernels"], "choose one"),
         (["--kernels", "nothing"], "norm"),
+        (["--kernels", ""], "--kernels is empty"),
+        (["--kernels", "norm", "-r", "2"], "-r says how a model is run; --kernels has no use for it"),
+        (["--startup", "-n", "8"], "-n says how a model is run; --startup has no use for it"),
+        (["--startup", "--threads", "1"], "--threads"),
         (["-m", "/nowhere", "--kernels", "norm"], "-m is a model"),
     ],
 )

@@ -189,6 +189,14 @@ def test_home_that_is_none(warm: Path, parrot: Path, home: str | None) -> None:
     assert not Path("/nowhere").exists()
 
 
+def test_a_warm_start_imports_no_compiler(parrot: Path) -> None:
+    """Numba takes half a second of each start to be imported."""
+    code = "import sys; from tfm.cli.main import _main; _main(); print('numba' in sys.modules)"
+    command = [sys.executable, "-c", code, "generate", "--raw", "-q", "-m", str(parrot), "\n"]
+    done = subprocess.run(command, stdin=-3, capture_output=True, env=environment(), check=True)
+    assert done.stdout == ANSWER + b"False\n"
+
+
 def test_what_packs_weights_is_missing(warm: Path, wide: Path) -> None:
     """Compiling for packing was not told of, and Ctrl-C had to wait for it: its threads did it."""
     for path in warm.glob("kernels/*/tfm.kernels.matmul.pack_panels.o"):

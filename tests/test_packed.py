@@ -88,6 +88,7 @@ def test_summary_tells_what_packed_weights_take(tmp_path: Path) -> None:
 def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the change from the mapped file to a copy within a text: no bit changes, and nothing stays mapped."""
     monkeypatch.setattr(model_module, "STEPS_TO_STAY", 16)
+    monkeypatch.setattr(packed, "MOST_OF_IMAGE", 2.0)  # as where the file is mapped in small pages
     folder = write(tmp_path / "model")
     model = load(folder, threads=2)
     expected = model.logits(IDS)  # packed now
@@ -97,6 +98,22 @@ def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkey
     moved = str(images()[0]) not in Path("/proc/self/maps").read_text()
     assert moved == packed._has_large_pages()
     assert model.logits(IDS).tobytes() == expected.tobytes()
+    model.close()
+
+
+def test_weights_mapped_in_large_pages_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards memory that processes share: after some steps each had a copy of its own, which was no faster."""
+    model = load(write(tmp_path / "model"), threads=1)
+    model.logits(IDS)
+    is_large = packed._is_in_large_pages(model.table.image)
+    monkeypatch.setattr(packed, "MOST_OF_IMAGE", -1.0)
+    assert packed._is_in_large_pages(model.table.image)
+    assert packed.own_copy(model.table.image) is None
+    monkeypatch.setattr(packed, "MOST_OF_IMAGE", 2.0)
+    assert not packed._is_in_large_pages(model.table.image)
+    maps = Path("/proc/self/smaps").read_text().partition(str(images()[0]))[2].splitlines()
+    kilobytes = int(next(line for line in maps if line.startswith("FilePmdMapped:")).split()[1])
+    assert is_large == (kilobytes * 1024 > 0.75 * len(model.table.image))
     model.close()
 
 
@@ -110,6 +127,20 @@ def test_a_checkpoint_changed_in_place_is_noticed(tmp_path: Path) -> None:
         file.write((other / "model.safetensors").read_bytes())
     os.utime(weights, ns=times)
     assert logits(folder) == logits(other) != before
+    time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
+    assert logits(folder) != before
+    assert len(images()) == 1, "nobody has the old weights any more, and no command would remove them"
+
+
+def test_packed_weights_of_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """Guards files that no command lists or removes: their note went, and they stayed."""
+    gone, other = write(tmp_path / "gone"), write(tmp_path / "other", seed=1)
+    logits(gone)
+    (old,) = images()
+    shutil.rmtree(gone)
+    logits(other)
+    assert len(images()) == 1
+    assert not old.exists()
 
 
 def test_a_changed_config_is_noticed(tmp_path: Path) -> None:

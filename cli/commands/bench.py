@@ -1,7 +1,7 @@
 """tfm bench: how fast a model runs here, and how far that is from what the machine can do."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,14 +99,29 @@ class SubjectOptions:
 
     def check(self, ctx: click.Context) -> None:
         """Raises UsageError for options that contradict each other."""
+        if self.kernels == "":
+            raise click.UsageError("--kernels is empty; a variable of the shell may not be set.")
         if sum(map(bool, (self.config, self.kernels, self.startup))) > 1:
             raise click.UsageError("--config, --kernels and --startup are three things to measure; choose one.")
         if self.weights and not self.config:
             raise click.UsageError("--weights needs --config; a checkpoint has weights of its own.")
         if self.cold and not self.startup:
             raise click.UsageError("--cold needs --startup.")
+        self._check_idle(ctx)
         if ctx.get_parameter_source("ref") is click.core.ParameterSource.COMMANDLINE and (self.config or self.kernels):
             raise click.UsageError("-m is a model with weights; --config and --kernels have none.")
+
+    def _check_idle(self, ctx: click.Context) -> None:
+        """Raises UsageError for options that say how a model is run, where none is."""
+        subject = "--startup" if self.startup else "--kernels" if self.kernels is not None else None
+        if subject is None:
+            return
+        used = {"repetitions"} if self.startup else set()
+        for parameter in ctx.command.params:
+            name = parameter.name or ""
+            is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+            if name in {field.name for field in fields(TestOptions)} - used and is_given:
+                raise click.UsageError(f"{parameter.opts[0]} says how a model is run; {subject} has no use for it.")
 
 
 subject_options = group("subject", SubjectOptions, [
