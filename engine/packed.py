@@ -9,7 +9,6 @@ is changed in place is packed again; a copy of it elsewhere has the same content
 """
 
 import hashlib
-import itertools
 import json
 import mmap
 import os
@@ -41,7 +40,6 @@ RECORDS_BYTES = 1 << 18  # the layer table of 300 layers
 LEAST_BYTES = 4_000_000  # smaller ones are packed in less time than it takes to keep them
 COPIED_AT_ONCE = 1 << 24
 MEMORY_TO_SPARE = 1.25  # times the weights must be free before a process takes them into its own memory
-MOST_OF_IMAGE = 0.75  # in large pages: then a copy is no faster
 OUTDATED_S = 7 * 24 * 3600
 ZEROS = bytes(2 * LARGE_PAGE)
 FILLED = 0.1  # of the free memory
@@ -143,12 +141,12 @@ def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
 def own_copy(image: Memory) -> Memory | None:
     """A mapped image in this process's own memory; None where it is none already, or that would be no faster.
 
-    Memory of one's own comes in pages of 2 MB. Where the file is mapped in pages of 4 KB (see `_allocate`), reading all
-    weights for each token is a tenth faster so. Pages of the file are let go as they are copied, so that both never
-    take memory at once.
+    Memory of one's own comes in pages of 2 MB. Reading all weights for each token is a tenth faster so where the file
+    is mapped in pages of 4 KB, and 4 % where it is mapped in large ones (see `_allocate`). Pages of the file are let go
+    as they are copied, so that both never take memory at once.
     """
     file = getattr(image.base, "obj", image.base)
-    if not isinstance(file, mmap.mmap) or not _has_large_pages() or _is_in_large_pages(image):
+    if not isinstance(file, mmap.mmap) or not _has_large_pages():
         return None
     free = available_memory()
     if free is not None and len(image) * MEMORY_TO_SPARE > free:
@@ -166,18 +164,6 @@ def _has_large_pages() -> bool:
         return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return False
-
-
-def _is_in_large_pages(image: Memory) -> bool:
-    """Whether most of a mapped image is mapped so, as Linux tells."""
-    begin = f"{image.ctypes.data:08x}-"
-    try:
-        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    except OSError:
-        return False
-    its_own = itertools.dropwhile(lambda line: not line.startswith(begin), lines)
-    kilobytes = next((int(line.split()[1]) for line in its_own if line.startswith("FilePmdMapped:")), 0)
-    return kilobytes * 1024 > MOST_OF_IMAGE * len(image)
 
 
 def list_packed() -> list[PackedModel]:

@@ -88,7 +88,6 @@ def test_summary_tells_what_packed_weights_take(tmp_path: Path) -> None:
 def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the change from the mapped file to a copy within a text: no bit changes, and nothing stays mapped."""
     monkeypatch.setattr(model_module, "STEPS_TO_STAY", 16)
-    monkeypatch.setattr(packed, "MOST_OF_IMAGE", 2.0)  # as where the file is mapped in small pages
     folder = write(tmp_path / "model")
     model = load(folder, threads=2)
     expected = model.logits(IDS)  # packed now
@@ -98,22 +97,6 @@ def test_a_long_run_takes_the_weights_into_its_own_memory(tmp_path: Path, monkey
     moved = str(images()[0]) not in Path("/proc/self/maps").read_text()
     assert moved == packed._has_large_pages()
     assert model.logits(IDS).tobytes() == expected.tobytes()
-    model.close()
-
-
-def test_weights_mapped_in_large_pages_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards memory that processes share: after some steps each had a copy of its own, which was no faster."""
-    model = load(write(tmp_path / "model"), threads=1)
-    model.logits(IDS)
-    is_large = packed._is_in_large_pages(model.table.image)
-    monkeypatch.setattr(packed, "MOST_OF_IMAGE", -1.0)
-    assert packed._is_in_large_pages(model.table.image)
-    assert packed.own_copy(model.table.image) is None
-    monkeypatch.setattr(packed, "MOST_OF_IMAGE", 2.0)
-    assert not packed._is_in_large_pages(model.table.image)
-    maps = Path("/proc/self/smaps").read_text().partition(str(images()[0]))[2].splitlines()
-    kilobytes = int(next(line for line in maps if line.startswith("FilePmdMapped:")).split()[1])
-    assert is_large == (kilobytes * 1024 > 0.75 * len(model.table.image))
     model.close()
 
 
