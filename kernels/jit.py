@@ -13,7 +13,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,10 @@ class Entry:
                 label = "compiling kernels for this CPU (once)"
                 if progress is not None:
                     progress(label, 0, 1)
-                with nullcontext() if _begun.keys() & set(entries) else one_process_at_a_time(self._path().parent):
+                # Another thread may have the turn, and be about to begin this.
+                with one_process_at_a_time(
+                    self._path().parent, is_needless=lambda: not _begun.keys().isdisjoint(entries)
+                ):
                     kept = _complete(entries)
                 if progress is not None:
                     progress(label, 1, 1)

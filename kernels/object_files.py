@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -60,10 +60,13 @@ def _digest_of_files(folder: Path) -> bytes:
 
 
 @contextmanager
-def one_process_at_a_time(folder: Path, longest_s: float = LONGEST_WAIT_S) -> Iterator[bool]:
-    """Processes that start together on a new machine compile once, and the others wait; but not for ever.
+def one_process_at_a_time(
+    folder: Path, longest_s: float = LONGEST_WAIT_S, is_needless: Callable[[], bool] = lambda: False
+) -> Iterator[bool]:
+    """Processes that start together on a new machine compile once, and the others wait; but not for ever, and not when
+    that has become needless.
 
-    Gives whether the turn is this process's own: not where it has waited longest_s in vain.
+    Gives whether the turn is this process's own.
     """
     with ExitStack() as stack:
         is_own = True
@@ -71,7 +74,7 @@ def one_process_at_a_time(folder: Path, longest_s: float = LONGEST_WAIT_S) -> It
             folder.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((folder / ".lock").open("w"))
             end_s = time.monotonic() + longest_s
-            while not (is_own := _is_locked(file)) and time.monotonic() < end_s:
+            while not (is_own := _is_locked(file)) and not is_needless() and time.monotonic() < end_s:
                 time.sleep(0.1)
         yield is_own
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -192,6 +193,22 @@ def test_pieces_begin_while_something_else_is_done(pieces: str, monkeypatch: pyt
         assert list(jit._begun) == list(whole.pieces), "the whole itself is kept"
         whole.prepare()
     assert compiled == []
+
+
+def test_two_threads_on_an_empty_cache(pieces: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards a wait of two minutes: one thread had the turn and was about to begin, the other had the entry, and each
+    wanted what the other had."""
+    monkeypatch.setattr(jit, "processors", lambda: 2)
+    start = jit.Compilers._start
+    monkeypatch.setattr(jit.Compilers, "_start", lambda self: (time.sleep(0.5), start(self)))
+    whole = jit.Entry(f"{pieces}:whole", "ii", pieces=(jit.Entry(f"{pieces}:part", "ii"),))
+    other = threading.Thread(target=lambda: (time.sleep(0.2), whole.prepare()))
+    begun_s = time.monotonic()
+    other.start()
+    with jit.begun(whole):
+        whole.prepare()
+    other.join()
+    assert time.monotonic() - begun_s < object_files.LONGEST_WAIT_S / 2
 
 
 def test_an_object_that_comes_back_cut_off(module: str) -> None:
