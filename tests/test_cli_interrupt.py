@@ -206,7 +206,8 @@ def test_two_signals_at_once(endless_parrot: Path, numbers: tuple[int, int]) -> 
             process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert error == b""
-    assert process.returncode == 128 + min(numbers)  # of signals that are pending, the lowest is handled first
+    # The lowest is handled first, but for the moment in which one thread takes the one and another thread the other.
+    assert process.returncode in {128 + number for number in numbers}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)])
