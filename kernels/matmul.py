@@ -49,7 +49,6 @@ def reference(x_MK: Any, weight: Weight, add_MN: Any = None) -> Any:
 # whole panels. scratch is the address of MULTIPLY_SCRATCH_BYTES that this thread alone writes.
 multiply_floats = bands.driver(
     by_float({module.CODE: module.band_row for module in FLOATS}),
-    by_float({module.CODE: module.half_row for module in FLOATS}),
     by_float({module.CODE: module.start_block for module in FLOATS}),
 )
 multiply = by_format({q4.CODE: q4.multiply, q8.CODE: q8.multiply} | {module.CODE: multiply_floats for module in FLOATS})
@@ -71,7 +70,7 @@ def pack_panels(matrix, first, last, rows, source, row_stride, column_stride, sc
 
 @jit
 def count_uppers(columns, bands, rows, source, row_stride, column_stride, counts):
-    """bf12.count_band for bands of 64 outputs, each with counts of its own."""
+    """bf12.count_band for each band, with counts of its own."""
     for band in range(bands):
         at = counts + 8 * bf12.UPPERS * band
         bf12.count_band(columns, rows + 8 * bf12.BAND_ROWS * band, source, row_stride, column_stride, at)

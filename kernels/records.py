@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 LANES = 16  # outputs of a panel, one lane each
-BAND_PANELS = 4  # panels that lie interleaved, in the float formats
+BAND_PANELS = 2  # panels that lie interleaved, in the float formats
 AHEAD_BYTES = 2048  # how far ahead of what it reads from memory a kernel asks for what comes
 GROUP = 32  # columns that share one scale of quantised activations
 KV_BLOCK = 64  # positions of a cache block
@@ -63,9 +63,9 @@ TEAM_MUTEX, TEAM_CONDITION, TEAM_BYTES = 256, 384, 512
 
 
 # bf12, see kernels/formats/bf12.py: upper halves without their sign, how many of them a table has, and what marks one
-# that it has not; bytes of two columns of a band, of its table, of a stray.
+# that it has not; columns and bytes of a unit, bytes of a band's table and of a stray.
 UPPERS, TABLED, ABSENT = 128, 8, 255
-UNIT_BYTES, TABLE_BYTES, STRAY_BYTES = 192, 2 * TABLED, 8
+UNIT_COLUMNS, UNIT_BYTES, TABLE_BYTES, STRAY_BYTES = 4, 192, 2 * TABLED, 8
 
 
 def panels_of(rows: int) -> int:
@@ -88,7 +88,7 @@ def panel_bytes(format: int, columns: int, group_size: int, scale_type: int, str
     if format in (F32, BF16, F16):
         return columns * LANES * (4 if format == F32 else 2)
     if format == BF12:
-        return (band_head_bytes(strays) + -(-columns // 2) * UNIT_BYTES) // BAND_PANELS
+        return (band_head_bytes(strays) + -(-columns // UNIT_COLUMNS) * UNIT_BYTES) // BAND_PANELS
     scales = 2 * LANES * (4 if scale_type == SCALE_TYPES["f32"] else 2)
     return columns // group_size * (scales + group_size * LANES * (4 if format == Q4 else 8) // 8)
 

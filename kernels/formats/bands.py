@@ -1,21 +1,23 @@
 """Products with weights in floating point: what all formats share that lie in bands.
 
-A panel holds 16 outputs, a vector one column of it. Four panels are a band, interleaved along K, as dense.py and
+A panel holds 16 outputs, a vector one column of it. Two panels are a band, interleaved along K, as dense.py and
 bf12.py show; the last band is filled up with zeros.
 
 y[n] = sum over k of w[n, k] x[k], in float32. 64 columns are summed from nothing, one fused multiply-add for each k in
 order, and such sums are added in order: one chain of 1536 additions would be 2.5 times less exact than NumPy, this is
 as exact.
 
-One row of activations takes a band at once, because one chain of additions would wait for its own result, and reads it
-from first to last: a thread read 31 GB/s of bf16 so, and 24 from four panels that lay one after the other. Many
-rows are multiplied in pieces that fit the caches: at the beginning of a block of rows 192 columns of a panel (or of
-two) are unpacked to float32, and they stay in the nearest cache while tile after tile is multiplied with them; those
+One row of activations takes a band at once and reads it from first to last: one chain of additions would wait for its
+own result, and from four panels one after the other a thread read 24 GB/s of bf16, 31 where they lay side by side. Two
+suffice, and threads that share a matrix out part it between bands; with bands of four the one in the middle was read by
+both, and a step took 7 % longer (with AVX2 and bf12, where registers were too few for four, 28 %).
+
+Many rows are multiplied in pieces that fit the caches: at the beginning of a block of rows 192 columns of a panel (or
+of two) are unpacked to float32, and they stay in the nearest cache while tile after tile is multiplied with them; those
 columns of the rows stay in the second. Two panels share the broadcast of an activation.
 
 A format gives
-    band_row(matrix, p, x)     the sums of one row of activations with a band, from panel p on: a tile of four vectors
-    half_row(matrix, p, x)     the same with half a band, two vectors
+    band_row(matrix, p, x)     the sums of one row of activations with the band that begins with panel p: a tile of two
     start_block(matrix, p, begin, columns, rows, unpacked, x, sums)
                                unpacks so many columns of PANELS_AT_ONCE panels from p on; it may multiply the first
                                rows meanwhile, and returns how many it has multiplied
@@ -34,6 +36,7 @@ from tfm.kernels.records import (
     F32,
     LANES,
     UNIT_BYTES,
+    UNIT_COLUMNS,
     band_head_bytes,
 )
 from tfm.kernels.simd import (
@@ -61,8 +64,7 @@ UNPACKED_STRIDE = PANELS_AT_ONCE * VECTOR_BYTES  # of a column of the panels tha
 UNPACKED_BYTES = BLOCK_COLUMNS * UNPACKED_STRIDE
 # An odd number of cache lines: rows of 2048 columns lie in the same few places of the caches, and drive each other out.
 COPY_STRIDE = 4 * BLOCK_COLUMNS + 64
-HALF_PANELS = BAND_PANELS // 2
-assert BLOCK_COLUMNS % SUM_COLUMNS == BLOCK_PANELS % PANELS_AT_ONCE == 0
+assert BLOCK_COLUMNS % SUM_COLUMNS == BLOCK_PANELS % PANELS_AT_ONCE == BAND_PANELS % PANELS_AT_ONCE == 0
 first_panel, second_panel = vector_of(0), vector_of(1)
 head_bytes = jit(band_head_bytes)
 
@@ -74,6 +76,12 @@ def band_of(matrix, p):
 
 
 @inline
+def next_band(p):
+    """The first panel of the band after that of panel p."""
+    return p - p % BAND_PANELS + BAND_PANELS
+
+
+@inline
 def element_bytes(matrix):
     return 4 if matrix.format == F32 else 2
 
@@ -82,23 +90,23 @@ def element_bytes(matrix):
 def place(matrix, p, k):
     """The address of column k of panel p; in bf12 that of the unit which has it."""
     if matrix.format == BF12:
-        return band_of(matrix, p) + head_bytes(matrix.strays) + k // 2 * UNIT_BYTES
+        return band_of(matrix, p) + head_bytes(matrix.strays) + k // UNIT_COLUMNS * UNIT_BYTES
     return band_of(matrix, p) + (k * BAND_PANELS + p % BAND_PANELS) * LANES * element_bytes(matrix)
 
 
 def tile_kernel(rows: int) -> Any:
     """The micro-kernel for `rows` rows of activations and unpacked panels: adds to their sums, rows of UNPACKED_STRIDE.
 
-    With every 64 columns it asks for so many steps of what comes next, asked_bytes of each, step_bytes apart; when
-    it asked with every column, the product was 3 to 8 % slower.
+    With every 64 columns it asks for so many steps of what comes next, of step_bytes each; when it asked with every
+    column, the product was 3 to 8 % slower.
     """
     zeros, fma = tile_of(f32x16, rows, PANELS_AT_ONCE), fma_tile(load_f32)
 
     @jit
-    def tile(w, x, columns, sums, ahead, ahead_steps, asked_bytes, step_bytes):
+    def tile(w, x, columns, sums, ahead, ahead_steps, step_bytes):
         for begin in range(0, columns, SUM_COLUMNS):
             for _ in range(ahead_steps):
-                for line in range(0, asked_bytes, 64):
+                for line in range(0, step_bytes, 64):
                     prefetch(ahead + line)
                 ahead += step_bytes
             part = zeros()
@@ -113,7 +121,7 @@ many, four, two, one = (tile_kernel(rows) for rows in (TILE_ROWS, 4, 2, 1))
 
 
 @jit
-def tiles(w, x, t, rows, columns, sums, ahead, steps, asked_bytes, step_bytes):
+def tiles(w, x, t, rows, columns, sums, ahead, steps, step_bytes):
     """The tiles of a block's rows from t on. Together they ask for `steps` steps with every 64 columns."""
     rest = (rows - t) % TILE_ROWS
     count = (rows - t) // TILE_ROWS + rest // 4 + rest % 4 // 2 + rest % 2
@@ -121,16 +129,16 @@ def tiles(w, x, t, rows, columns, sums, ahead, steps, asked_bytes, step_bytes):
     while t < rows:
         at, target = x + t * COPY_STRIDE, sums + t * UNPACKED_STRIDE
         if t + TILE_ROWS <= rows:
-            many(w, at, columns, target, ahead, ahead_steps, asked_bytes, step_bytes)
+            many(w, at, columns, target, ahead, ahead_steps, step_bytes)
             t += TILE_ROWS
         elif t + 4 <= rows:
-            four(w, at, columns, target, ahead, ahead_steps, asked_bytes, step_bytes)
+            four(w, at, columns, target, ahead, ahead_steps, step_bytes)
             t += 4
         elif t + 2 <= rows:
-            two(w, at, columns, target, ahead, ahead_steps, asked_bytes, step_bytes)
+            two(w, at, columns, target, ahead, ahead_steps, step_bytes)
             t += 2
         else:
-            one(w, at, columns, target, ahead, ahead_steps, asked_bytes, step_bytes)
+            one(w, at, columns, target, ahead, ahead_steps, step_bytes)
             t += 1
         ahead += -(-columns // SUM_COLUMNS) * ahead_steps * step_bytes
 
@@ -154,19 +162,17 @@ def finish_rows(sums, rows, bias, out, out_stride, add):
         finish_panel(load_f32(sums + t * UNPACKED_STRIDE), bias, out + t * out_stride, add)
 
 
-def driver(band_row: Any, half_row: Any, start_block: Any) -> Any:
+def driver(band_row: Any, start_block: Any) -> Any:
     """y = x W^T for rows begin .. end - 1 and panels first .. last - 1; see kernels/matmul.py."""
 
     @jit
     def block(matrix, x, x_stride, rows, first, last, out, out_stride, add, scratch):
         """At most BLOCK_ROWS rows and BLOCK_PANELS panels. Both of a pair are multiplied; those wanted are stored."""
-        # Two panels side by side fill whole cache lines: what comes next is asked for by two; in bf12 by bands, of
-        # which each pair asks for its part of the columns.
-        together, step_bytes = 2, BAND_PANELS * LANES * element_bytes(matrix)
-        asked_bytes, steps = step_bytes // 2, SUM_COLUMNS
+        # What comes next is asked for by bands, where a panel is multiplied at once each of the two asks for its part.
+        step_bytes, steps = BAND_PANELS * LANES * element_bytes(matrix), SUM_COLUMNS
         if matrix.format == BF12:
-            together, step_bytes, asked_bytes, steps = BAND_PANELS, UNIT_BYTES, UNIT_BYTES, SUM_COLUMNS // 2
-        turns = together // PANELS_AT_ONCE
+            step_bytes, steps = UNIT_BYTES, SUM_COLUMNS // UNIT_COLUMNS
+        turns = BAND_PANELS // PANELS_AT_ONCE
         copied = scratch + UNPACKED_BYTES
         sums = copied + rows * COPY_STRIDE
         sums_bytes = rows * UNPACKED_STRIDE
@@ -177,13 +183,13 @@ def driver(band_row: Any, half_row: Any, start_block: Any) -> Any:
             columns = min(BLOCK_COLUMNS, matrix.columns - begin)
             copy_columns(x + 4 * begin, x_stride, rows, columns, copied)
             for p in range(begin_panel, last, PANELS_AT_ONCE):
-                following, begun = p - p % together + together, p % together // PANELS_AT_ONCE * (columns // turns)
+                following, begun = next_band(p), p % BAND_PANELS // PANELS_AT_ONCE * (columns // turns)
                 ahead = place(matrix, following, begin + begun)
                 if following >= last:
-                    ahead = place(matrix, first - first % together, begin + columns + begun)
+                    ahead = place(matrix, first - first % BAND_PANELS, begin + columns + begun)
                 target = sums + (p - begin_panel) // PANELS_AT_ONCE * sums_bytes
                 done = start_block(matrix, p, begin, columns, rows, scratch, copied, target)
-                tiles(scratch, copied, done, rows, columns, target, ahead, steps // turns, asked_bytes, step_bytes)
+                tiles(scratch, copied, done, rows, columns, target, ahead, steps // turns, step_bytes)
         for p in range(first, last):
             pair, i = divmod(p - begin_panel, PANELS_AT_ONCE)
             bias = matrix.bias + VECTOR_BYTES * p if matrix.bias != 0 else 0
@@ -192,21 +198,17 @@ def driver(band_row: Any, half_row: Any, start_block: Any) -> Any:
 
     @jit
     def drive_row(matrix, x, first, last, out, add):
-        """One row: band after band, of which a thread's share may begin or end within one."""
+        """One row: band after band; a thread's share may begin or end within one."""
         p = first
         while p < last:
             bias, target = matrix.bias + VECTOR_BYTES * p if matrix.bias != 0 else 0, out + VECTOR_BYTES * p
-            if p % BAND_PANELS == 0 and p + BAND_PANELS <= last:
-                finish(band_row(matrix, p, x), bias, target, 0, add)
-                p += BAND_PANELS
-                continue
-            acc = half_row(matrix, p - p % HALF_PANELS, x)
-            if p % HALF_PANELS == 0 and p + HALF_PANELS <= last:
+            acc, following = band_row(matrix, p - p % BAND_PANELS, x), next_band(p)
+            if p % BAND_PANELS == 0 and following <= last:
                 finish(acc, bias, target, 0, add)
-                p += HALF_PANELS
             else:
-                finish_panel(second_panel(acc) if p % HALF_PANELS else first_panel(acc), bias, target, add)
-                p += 1
+                following = p + 1
+                finish_panel(second_panel(acc) if p % BAND_PANELS else first_panel(acc), bias, target, add)
+            p = following
 
     @jit
     def drive(matrix, acts, begin, end, first, last, out, stride, add, scratch):

@@ -1,7 +1,7 @@
 """Weights in floating point as they are: what f32, bf16 and f16 share. A band lies in memory as
 
-    k = 0                                          k = 1
-    | w[0,0] .. w[15,0] | .. | w[48,0] .. w[63,0] | w[0,1] .. w[15,1] | ...
+    k = 0                                       k = 1
+    | w[0,0] .. w[15,0] | w[16,0] .. w[31,0] | w[0,1] .. w[15,1] | w[16,1] .. w[31,1] | ...
 
 w[n, k] with n counted from the band's first output.
 """
@@ -44,12 +44,12 @@ from tfm.kernels.simd import (
 )
 
 
-def row_kernel(load: Any, element_bytes: int, panels: int) -> Any:
-    """The micro-kernel for one row of activations and so many panels of a band.
+def row_kernel(load: Any, element_bytes: int) -> Any:
+    """The micro-kernel for one row of activations and a band.
 
     It asks for what it reads soon, for every other line of it; kernels/formats/affine.py says why.
     """
-    zeros, fma = tile_of(f32x16, 1, panels), fma_tile(load)
+    zeros, fma = tile_of(f32x16, 1, BAND_PANELS), fma_tile(load)
     step = LANES * element_bytes
 
     @jit
@@ -59,8 +59,8 @@ def row_kernel(load: Any, element_bytes: int, panels: int) -> Any:
             part = zeros()
             for k in range(begin, min(begin + SUM_COLUMNS, matrix.columns)):
                 at = panel + k * (BAND_PANELS * step)
-                for line in range(0, panels * step, 128):
-                    prefetch(at + line + AHEAD_BYTES)
+                for line in range(0, BAND_PANELS * step, 128):
+                    prefetch((at + line + AHEAD_BYTES) & -128)
                 part = fma(part, at, step, x + 4 * k, 0)
             acc = add_tile(acc, part)
         return acc

@@ -71,7 +71,7 @@ from tfm.kernels.simd.memory import (
     store_first,
     store_i8,
 )
-from tfm.kernels.simd.narrow import fma_even, fma_odd, fma_unit, load_table, load_unit, set_value
+from tfm.kernels.simd.narrow import columns_of, fma_column, fma_unit, load_table, load_unit, set_value
 from tfm.kernels.simd.tiles import (
     add_rows,
     add_tile,
@@ -87,8 +87,8 @@ from tfm.kernels.simd.vectors import LANES, PANELS_AT_ONCE, TARGET, TILE, f32x16
 # fmt: off
 __all__ = [
     "LANES", "PANELS_AT_ONCE", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "address_of", "atomic_add",
-    "atomic_load", "atomic_store", "byte_sums", "dot_bytes", "dot_nibbles", "exp", "exp_below", "f32x16",
-    "first_lanes", "fma", "fma_dots", "fma_even", "fma_odd", "fma_tile", "fma_unit", "fma_unpack_tile",
+    "atomic_load", "atomic_store", "byte_sums", "columns_of", "dot_bytes", "dot_nibbles", "exp", "exp_below", "f32x16",
+    "first_lanes", "fma", "fma_column", "fma_dots", "fma_tile", "fma_unit", "fma_unpack_tile",
     "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32", "load_i8", "load_rows",
     "load_table", "load_unit", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16",
     "peek_f16", "peek_f32", "peek_i32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_f64",

@@ -1,25 +1,26 @@
-"""bfloat16 held in 12 bits; see kernels/formats/bf12.py. A unit is 128 weights: two columns of a band of four panels.
+"""bfloat16 held in 12 bits; see kernels/formats/bf12.py. A unit is 128 weights: four columns of a band of two panels.
 
-It has two halves of two panels, and three cache lines. A weight's lower half is a bit of the exponent and seven of the
-mantissa; what stands for its upper half are its sign and a place in a table of eight. With i = 16 (n // 4) + 8 p +
-2 (n % 4) + k for output n of panel p of a half and column k:
+It has three cache lines. A weight's lower half is a bit of the exponent and seven of the mantissa; what stands for its
+upper half are its sign and a place in a table of eight. With i = 16 (n // 4) + 8 p + 2 (n % 4) + k % 2 for output n of
+panel p and column k:
 
-    line 0           byte i: the lower half of weight i of the first half
-    line 1           byte i: the same of the second half
-    line 2           byte i: four bits for weight i of the first half, the upper four for that of the second half
+    line 0           byte i: the lower half of the weight in column 0 or 1
+    line 1           byte i: the same for columns 2 and 3
+    line 2           byte i: four bits for the weight in column 0 or 1, the upper four for that in column 2 or 3
 
 so that a lookup of bytes and two interleavings, which every CPU does within 16 bytes, leave pairs of bfloat16 that are
-the two columns of an output. They are vectors: value 16 (2 p + k) + n is output n of panel p, now counted
-over all halves that are loaded, in column k.
+two columns of an output. As a tile a unit has a row for each column, of a vector for each panel: value
+16 (2 k + p) + n is output n of panel p in column k.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.ir as ir
 from numba.core import types
 from numba.core.extending import intrinsic
 
+from tfm.kernels.records import BAND_PANELS, UNIT_COLUMNS
 from tfm.kernels.simd.arithmetic import multiply_add
 from tfm.kernels.simd.tiles import each_row
 from tfm.kernels.simd.vectors import (
@@ -83,72 +84,65 @@ def load_table(typingctx: Any, address: Any) -> Any:
     return i8x64(types.int64), build
 
 
-def _weights(
-    builder: ir.IRBuilder, address: ir.Value, table: ir.Value, halves: Sequence[int]
-) -> Iterator[tuple[int, int, ir.Value]]:
-    """Panel among those of `halves`, column, and the float32 vector of the two, for halves of a unit."""
+UNIT = Tile(f32x16, UNIT_COLUMNS, BAND_PANELS)
+
+
+def _weights(builder: ir.IRBuilder, address: ir.Value, table: ir.Value) -> Iterator[tuple[int, int, ir.Value]]:
+    """Column, panel, and the float32 vector of the two, of a unit."""
     nibbles = load_at(builder, builder.add(address, ir.Constant(I64, 128)), V_I8)
-    for i, half in enumerate(halves):
-        low = load_at(builder, builder.add(address, ir.Constant(I64, 64 * half)), V_I8)
-        places = builder.lshr(nibbles, constant(V_I8, 4)) if half else builder.and_(nibbles, constant(V_I8, 15))
+    for first in (0, 2):
+        low = load_at(builder, builder.add(address, ir.Constant(I64, 32 * first)), V_I8)
+        places = builder.lshr(nibbles, constant(V_I8, 4)) if first else builder.and_(nibbles, constant(V_I8, 15))
         high = _lookup(builder, table, places)
-        for p in range(2):
-            pairs = builder.bitcast(_interleaved(builder, low, high, 8 * p), V_I32)
-            even, odd = builder.shl(pairs, constant(V_I32, 16)), builder.and_(pairs, constant(V_I32, -65536))
-            for k, column in enumerate((even, odd)):
-                yield 2 * i + p, k, builder.bitcast(column, V_F32)
+        pairs = [builder.bitcast(_interleaved(builder, low, high, 8 * p), V_I32) for p in range(BAND_PANELS)]
+        for p, pair in enumerate(pairs):
+            yield first, p, builder.bitcast(builder.shl(pair, constant(V_I32, 16)), V_F32)
+        for p, pair in enumerate(pairs):
+            yield first + 1, p, builder.bitcast(builder.and_(pair, constant(V_I32, -65536)), V_F32)
 
 
-def load_unit(halves: Sequence[int]) -> Any:
-    """An intrinsic that loads halves of a unit as a tile whose vector [p, k] is column k of panel p."""
-    tile = Tile(f32x16, 2 * len(halves), 2)
+@intrinsic
+def load_unit(typingctx: Any, address: Any, table: Any) -> Any:
+    """A unit as a tile."""
 
-    @intrinsic
-    def load(typingctx: Any, address: Any, table: Any) -> Any:
-        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            result = ir.Constant(context.get_value_type(tile), ir.Undefined)
-            for p, k, vector in _weights(builder, *args, halves):
-                result = builder.insert_value(result, vector, 2 * p + k)
-            return result
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        result = ir.Constant(context.get_value_type(UNIT), ir.Undefined)
+        for k, p, vector in _weights(builder, *args):
+            result = builder.insert_value(result, vector, BAND_PANELS * k + p)
+        return result
 
-        return tile(types.int64, i8x64), build
-
-    return load
+    return UNIT(types.int64, i8x64), build
 
 
-def fma_unit(halves: Sequence[int]) -> Any:
-    """An intrinsic: acc[p] += column k of panel p times the float32 at x + 4 k, for k = 0 and then for k = 1."""
+@intrinsic
+def fma_unit(typingctx: Any, acc: Any, address: Any, table: Any, x: Any) -> Any:
+    """acc[p] += column k of panel p times the float32 at x + 4 k, for k = 0, 1, 2 and 3."""
 
-    @intrinsic
-    def fma(typingctx: Any, acc: Any, address: Any, table: Any, x: Any) -> Any:
-        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            acc, address, table, x = args
-            values = [_value(builder, x, k) for k in range(2)]
-            for p, k, vector in _weights(builder, address, table, halves):
-                added = multiply_add(builder, vector, values[k], builder.extract_value(acc, p))
-                acc = builder.insert_value(acc, added, p)
-            return acc
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        acc, address, table, x = args
+        for k, p, vector in _weights(builder, address, table):
+            added = multiply_add(builder, vector, _value(builder, x, k), builder.extract_value(acc, p))
+            acc = builder.insert_value(acc, added, p)
+        return acc
 
-        return acc(acc, types.int64, i8x64, types.int64), build
-
-    return fma
+    return acc(acc, types.int64, i8x64, types.int64), build
 
 
 def _value(builder: ir.IRBuilder, x: ir.Value, k: int) -> ir.Value:
     return broadcast(builder, load_at(builder, builder.add(x, ir.Constant(I64, 4 * k)), F32), LANES)
 
 
-def _fma_column(k: int) -> Any:
+def fma_column(k: int) -> Any:
+    """An intrinsic: acc[p] += column k of a unit's panel p times the float32 at x + 4 k."""
+
     @intrinsic
     def fma(typingctx: Any, acc: Any, weights: Any, x: Any) -> Any:
-        """acc[p] += weights[p, k] times the float32 at x + 4 k."""
-
         def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             acc, weights, x = args
             value = _value(builder, x, k)
 
             def change(p: int, row: ir.Value) -> ir.Value:
-                return multiply_add(builder, builder.extract_value(weights, 2 * p + k), value, row)
+                return multiply_add(builder, builder.extract_value(weights, BAND_PANELS * k + p), value, row)
 
             return each_row(builder, acc, change)
 
@@ -157,7 +151,22 @@ def _fma_column(k: int) -> Any:
     return fma
 
 
-fma_even, fma_odd = _fma_column(0), _fma_column(1)
+def columns_of(p: int) -> Any:
+    """An intrinsic: the columns of a unit's panel p, a tile."""
+
+    @intrinsic
+    def pick(typingctx: Any, weights: Any) -> Any:
+        columns = Tile(f32x16, UNIT_COLUMNS)
+
+        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            result = ir.Constant(context.get_value_type(columns), ir.Undefined)
+            for k in range(UNIT_COLUMNS):
+                result = builder.insert_value(result, builder.extract_value(args[0], BAND_PANELS * k + p), k)
+            return result
+
+        return columns(weights), build
+
+    return pick
 
 
 @intrinsic
