@@ -80,10 +80,8 @@ class BlockPool:
         else:
             self._free.append(address)
 
-    def own(self, address: int) -> int:
-        """A block with one user and the same contents, in place of one that may be shared."""
-        if not self.is_shared(address):
-            return address
+    def copy(self, address: int) -> int:
+        """A block with one user and the same contents, in place of one that is shared."""
         copy = self.take()
         ctypes.memmove(copy, address, self.block_bytes)
         self.give(address)
@@ -115,8 +113,8 @@ class Sequence:
     def reserve(self, length: int) -> None:
         """Have blocks for so many positions, of which those from self.length on may be written."""
         first = self.length // KV_BLOCK
-        if length > self.length and first < len(self._blocks):
-            self._blocks[first] = self.table[first] = self._pool.own(self._blocks[first])
+        if length > self.length and first < len(self._blocks) and self._pool.is_shared(self._blocks[first]):
+            self._blocks[first] = self.table[first] = self._pool.copy(self._blocks[first])
         while len(self._blocks) * KV_BLOCK < length:
             self._blocks.append(self._pool.take())
             self.table[len(self._blocks) - 1] = self._blocks[-1]

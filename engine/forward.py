@@ -30,7 +30,7 @@ from tfm.kernels.quantize import quantize_row
 from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, SPAN, THREAD
 from tfm.kernels.rope import rotate
 from tfm.kernels.simd import address_of, peek_i64, poke_i64, prefetch, record_at
-from tfm.kernels.team import barrier, next_step, publish, share
+from tfm.kernels.team import barrier, next_step, now_ns, publish, share
 
 LAYER_BYTES, SPAN_BYTES = LAYER.itemsize, SPAN.itemsize
 NO_NORM = NORMS["none"]
@@ -276,12 +276,19 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 
 
 @jit
-def run(thread: int) -> None:
-    """The entry: thread 0 gives out one step and runs it; a helper runs all that are given out, until the team ends."""
+def run(thread: int) -> int:
+    """The entry: thread 0 gives out one step and runs it; a helper runs all that are given out, until the team ends.
+
+    For thread 0 it is 1 where other processes keep the processors busy, so that one thread may well be faster.
+    """
     me = thread_at(thread)
-    if me.index == 0 and me.threads > 1:
+    if me.index != 0:
+        while next_step(me):
+            forward(step_at(me.work), me)
+        return 0
+    me.waited_ns, begun_ns = 0, now_ns(me)
+    if me.threads > 1:
         publish(me.team)
-    while me.index == 0 or next_step(me):
-        forward(step_at(me.work), me)
-        if me.index == 0:
-            return
+    forward(step_at(me.work), me)
+    # With a fair share each, the threads are faster than one unless more than 1 - 1 / threads is waiting.
+    return int(me.waited_ns * me.threads > (now_ns(me) - begun_ns) * (me.threads - 1))

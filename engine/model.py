@@ -42,7 +42,7 @@ SPLIT_ROWS = 8
 # 100 MB, and gains a tenth of each later step of 2 ms.
 STEPS_TO_STAY = 256
 Work = Items[tuple[Sequence, Items[int]]]
-Piece = tuple[Sequence, list[int], int]  # tokens of one pass, and of how many at their end the logits are wanted
+Piece = tuple[Sequence, list[int], int, int]  # tokens, the first one's position, of how many at their end the logits
 Wanted = Literal["last", "all", "none"]
 NUMBERS = int, np.integer
 
@@ -66,8 +66,11 @@ class Model:
         self.pool = BlockPool(block_bytes, limit)
         self._buffers = Buffers(config, ctx)
         self._small_steps = 0
-        self._step = np.zeros(1, STEP)
-        self._changing = self._step.view(np.int64)[: len(CHANGING)]
+        # A step, and behind it what its last fields point to: all that changes is written at once.
+        numbers = np.zeros(STEP.itemsize // 8 + MAX_ROWS * (2 + len(SPAN.names or ())), np.int64)
+        self._step = numbers[: STEP.itemsize // 8].view(STEP)
+        self._changing = numbers[STEP.itemsize // 8 - len(CHANGING) :]
+        self._lists_address = numbers.ctypes.data + STEP.itemsize
         self._fill_step(kind)
         self._team = Team(
             threads, self._step.ctypes.data, self._buffers.columns,
@@ -110,42 +113,50 @@ class Model:
         logits depend on its own sequence only, bit for bit. Raises TfmError where a sequence would outgrow the context
         or memory ends; tokens before that have been appended.
         """
-        items = [(sequence, self.checked(ids)) for sequence, ids in work]
         each = [logits] * len(work) if isinstance(logits, str) else logits
-        wanted = [_number_wanted(ids, how) for (_, ids), how in zip(items, each, strict=True)]
-        lengths: dict[Sequence, int] = {}
-        for sequence, ids in items:
-            lengths[sequence] = length = lengths.get(sequence, sequence.length) + len(ids)
-            if length > self.ctx:
-                raise self.too_long(length)
-        out = np.empty((sum(wanted), self._logits_width), np.float32)
-        done = 0
-        for part in _parts(items, wanted, MAX_ROWS):
+        pieces: list[Piece] = []
+        ends: dict[Sequence, int] = {}
+        rows = count = 0
+        for (sequence, ids), how in zip(work, each, strict=True):
+            tokens = self.checked(ids)
+            begin = ends.get(sequence, sequence.length)
+            ends[sequence] = end = begin + len(tokens)
+            if end > self.ctx:
+                raise self.too_long(end)
+            wanted = {"last": min(1, len(tokens)), "all": len(tokens), "none": 0}[how]
+            pieces.append((sequence, tokens, begin, wanted))
+            rows += len(tokens)
+            count += wanted
+        out = np.empty((count, self._logits_width), np.float32)
+        address = data_address(out)
+        for part in [pieces] if 0 < rows <= MAX_ROWS else _parts(pieces):
             with self._team.lock:
-                done += self._run(part, out[done:])
-        return out[:, : self.config.vocab_size]
+                address += out.strides[0] * self._run(part, address)
+        return out if self._logits_width == self.config.vocab_size else out[:, : self.config.vocab_size]
 
     def checked(self, ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
         """ids as Python's own numbers; TfmError for what is no token id of this model."""
-        if isinstance(ids, str) or not all(isinstance(id_, NUMBERS) for id_ in ids):
-            do = "text is made into ids by model.tokenizer.encode"
-            raise TfmError("token ids", repr(ids)[:60], "whole numbers", do)
-        numbers = list(map(int, ids))
-        if numbers and not 0 <= min(numbers) <= max(numbers) < self.config.vocab_size:
-            wrong = next(i for i in numbers if not 0 <= i < self.config.vocab_size)
-            raise TfmError("token ids", wrong, f"0 to {self.config.vocab_size - 1}")
+        numbers = []
+        for id_ in ids:
+            if type(id_) is not int and not isinstance(id_, NUMBERS):
+                do = "text is made into ids by model.tokenizer.encode"
+                raise TfmError("token ids", repr(ids)[:60], "whole numbers", do)
+            if not 0 <= id_ < self.config.vocab_size:
+                raise TfmError("token ids", int(id_), f"0 to {self.config.vocab_size - 1}")
+            numbers.append(int(id_))
         return numbers
 
-    def _run(self, part: "list[Piece]", out: npt.NDArray[np.float32]) -> int:
-        """One forward pass; the number of rows of logits that it wrote to out."""
+    def _run(self, part: "list[Piece]", logits: int) -> int:
+        """One forward pass; the number of rows of logits that it wrote to the address.
+
+        The weights drive all of Python out of the caches, so that each thing it does here takes a microsecond or two.
+        """
         tokens: list[int] = []
         spans: list[int] = []
         picked: list[int] = []
         longest = 0
-        ends: dict[Sequence, int] = {}
-        for sequence, ids, wanted in part:
-            begin = ends.get(sequence, sequence.length)
-            end = ends[sequence] = begin + len(ids)
+        for sequence, ids, begin, wanted in part:
+            end = begin + len(ids)
             sequence.reserve(end)
             spans += len(tokens), len(ids), begin, sequence.table_address
             tokens += ids
@@ -154,16 +165,19 @@ class Model:
         for rope in self.table.ropes:
             rope.fill(longest)
         rows, segments = len(tokens), _segments(longest)
-        # The weights drive all of Python out of the caches, so that each thing it does here takes a microsecond or two.
-        self._buffers.take(tokens, spans, picked)
         is_split = rows <= SPLIT_ROWS and segments > 1
-        # In the order of CHANGING.
-        self._changing[:] = rows, len(part), len(picked), segments if is_split else 0, data_address(out)
+        tokens_at = self._lists_address
+        spans_at = tokens_at + 8 * rows
+        picked_at = spans_at + 8 * len(spans)
+        # In the order of CHANGING, and the lists behind it.
+        numbers = [rows, len(part), len(picked), segments if is_split else 0, logits, tokens_at, spans_at, picked_at]
+        numbers += tokens + spans + picked
+        self._changing[: len(numbers)] = numbers
         self._team.run()
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
             self.take_weights()
-        for sequence, ids, _ in part:
+        for sequence, ids, _, _ in part:
             sequence.ids += ids
         return len(picked)
 
@@ -228,27 +242,22 @@ class Model:
         return f"<Model {self.name}: {self.config.model_type}, {how}>"
 
 
-def _number_wanted(ids: list[int], how: Wanted) -> int:
-    return {"last": min(1, len(ids)), "all": len(ids), "none": 0}[how]
-
-
-def _parts(items: "list[tuple[Sequence, list[int]]]", wanted: list[int], most: int) -> "Iterator[list[Piece]]":
-    """Cut items, of whose last `wanted` tokens the logits are asked for, into passes of at most `most` rows."""
-    part: list[Piece] = []
-    room = most
-    for (sequence, ids), asked in zip(items, wanted, strict=True):
-        begin = 0
-        while begin < len(ids):
-            taken = ids[begin : begin + room]
-            begin += len(taken)
-            room -= len(taken)
-            after = len(ids) - begin
-            part.append((sequence, taken, min(len(taken), max(0, asked - after))))
+def _parts(pieces: "list[Piece]") -> "list[list[Piece]]":
+    """The pieces in passes of at most MAX_ROWS rows, cut where one does not fit."""
+    parts: list[list[Piece]] = []
+    room = 0
+    for sequence, ids, begin, wanted in pieces:
+        done = 0
+        while done < len(ids):
             if room == 0:
-                yield part
-                part, room = [], most
-    if part:
-        yield part
+                parts.append([])
+                room = MAX_ROWS
+            taken = ids[done : done + room]
+            done += len(taken)
+            room -= len(taken)
+            after = len(ids) - done
+            parts[-1].append((sequence, taken, begin + done - len(taken), min(len(taken), max(0, wanted - after))))
+    return parts
 
 
 class Buffers:
@@ -263,8 +272,7 @@ class Buffers:
         self._floats = [aligned_empty(MAX_ROWS * stride) for stride in self._widths.strides]
         self._floats[0][:] = 0  # the padding of x stays zero
         self.activations, self._activations_memory = activation_rows(MAX_ROWS, self.columns)
-        numbers = (MAX_ROWS, MAX_ROWS * len(SPAN.names or ()), MAX_ROWS, len(config.layers))
-        self.tokens, self.spans, self.logit_rows, self.claims = (np.zeros(count, np.int64) for count in numbers)
+        self.claims = np.zeros(len(config.layers), np.int64)
         self._partials = aligned_empty(_segments(ctx) * self._widths.partial_bytes)
 
     @staticmethod
@@ -274,16 +282,10 @@ class Buffers:
         activations = MAX_ROWS * activation_bytes(widths.columns)
         return MAX_ROWS * sum(widths.strides) + activations + _segments(ctx) * widths.partial_bytes
 
-    def take(self, tokens: list[int], spans: list[int], logit_rows: list[int]) -> None:
-        """What the rows of a step are: their tokens, SPANs field after field, and the rows whose logits are wanted."""
-        self.tokens[: len(tokens)] = tokens
-        self.spans[: len(spans)] = spans
-        self.logit_rows[: len(logit_rows)] = logit_rows
-
     def fill(self, step: Any) -> None:
-        for name in ("tokens", "spans", "logit_rows", "claims"):
-            step[name] = getattr(self, name).ctypes.data
-        step["partials"], step["partial_bytes"] = self._partials.ctypes.data, self._widths.partial_bytes
+        step["claims"], step["partials"], step["partial_bytes"] = (
+            self.claims.ctypes.data, self._partials.ctypes.data, self._widths.partial_bytes,
+        )  # fmt: skip
         step["x"], step["heads_out"], step["attended"], step["gate"], step["up"] = (x.ctypes.data for x in self._floats)
         step["x_stride"], step["heads_stride"], step["attended_stride"], step["mlp_stride"], _ = self._widths.strides
         step["activations"] = self.activations.ctypes.data

@@ -42,15 +42,15 @@ IMAGE = _record(
 
 # One forward pass over T rows: what goes in, the weights, and where the threads write. Strides are bytes from row to
 # row; tokens are int64 [T], and so are logit_rows, the numbers of the rows whose logits are asked for. The fields of
-# CHANGING differ from step to step.
-CHANGING = ("rows", "num_spans", "num_logit_rows", "segments", "logits")
+# CHANGING differ from step to step; they stand last, and behind them what the last three point to.
+CHANGING = ("rows", "num_spans", "num_logit_rows", "segments", "logits", "tokens", "spans", "logit_rows")
 STEP = _record(
-    *CHANGING, "tokens", "spans", "logit_rows", "logits_stride",
-    "hidden_size", "num_layers", "layers",
+    "logits_stride", "hidden_size", "num_layers", "layers",
     ("embed_tokens", MATRIX), "position_embeddings", ("norm", NORM), ("lm_head", MATRIX),
     "kv_type", "partials", "partial_bytes", "claims",
     "x", "x_stride", "heads_out", "heads_stride", "attended", "attended_stride",
     "gate", "up", "mlp_stride", "activations",
+    *CHANGING,
 )  # fmt: skip
 
 FEW_ROWS = 8  # so few rows every thread normalises and quantises for itself, which costs less than to wait for others

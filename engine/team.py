@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 import weakref
 from functools import partial
 from typing import Any
@@ -74,8 +73,7 @@ class Team:
         FOUND(team)
         self._records = np.zeros(self.threads, THREAD)
         self._address, self._memory = self._records.ctypes.data, [shared]
-        # Views of two fields: to set both through the record took 1.1 us of each step, and takes 0.1 so.
-        self._threads_of, self._waited_ns_of = self._records["threads"], self._records["waited_ns"]
+        self._threads_of = self._records["threads"]  # to set it through the record would take longer
         for index in range(self.threads):
             acts, memory = activation_rows(records.FEW_ROWS, columns)
             scratch = aligned_empty(scratch_bytes)
@@ -102,16 +100,11 @@ class Team:
         if not self._end.alive:  # closed, or the child of a fork
             self._start()
         self._threads_of[0] = 1 if self._alone else self.threads
-        self._waited_ns_of[0] = 0
-        begun_ns = time.perf_counter_ns()
-        RUN(self._address)
+        is_busy = RUN(self._address)
         if self._alone:
             self._alone -= 1
             self.steps_alone += 1
         elif self._alone_when_busy:
-            # With a fair share each, `threads` threads are faster than one unless more than 1 - 1 / threads is waiting.
-            passed_ns, waited_ns = time.perf_counter_ns() - begun_ns, int(self._waited_ns_of[0])
-            is_busy = waited_ns * self.threads > passed_ns * (self.threads - 1)
             self._patience = min(2 * self._patience, MOST_ALONE) if is_busy else 1
             self._alone = self._patience if is_busy else 0
 

@@ -104,9 +104,9 @@ def test_blocks_have_counts() -> None:
     pool.give(first)
     assert (pool.take(), pool.blocks_in_use) == (first, 2)
     pool.give(second)
-    assert pool.own(first) == first
+    assert not pool.is_shared(first)
     pool.share(first)
-    assert pool.own(first) == second
+    assert pool.copy(first) == second
 
 
 def test_prefixes_are_found_by_all_their_tokens() -> None:

@@ -40,7 +40,8 @@ def test_bf16_takes_12_bits_and_keeps_every_bit(name: str, tmp_path: Path, monke
     plan = Plan(config, weights)
     narrow = plan.narrowed(2)
     assert 0.98 * narrow.size < plan.least_size <= narrow.size < plan.size
-    assert narrow._image["decode_bytes"][0] < 0.77 * plan._image["decode_bytes"][0]  # norms and the like are in size
+    # Norms and the like are in size; a band of so few columns has a head of one line in 50.
+    assert narrow._image["decode_bytes"][0] < 0.78 * plan._image["decode_bytes"][0]
     logits = []
     for most, format in ((image.MOST_STRAYS, BF12), (-1.0, BF16)):
         monkeypatch.setattr(image, "MOST_STRAYS", most)
