@@ -7,6 +7,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from turns import Test
@@ -15,6 +16,7 @@ HERE = Path(__file__).parent
 TFM = str(Path(sysconfig.get_path("scripts")) / "tfm")
 PROMPT = "Once upon a time"
 POSITIONS = 2048
+SHORT_TIMES = 3  # turns for each repetition: whole processes of 0.3 s were seen to take from 0.27 to 0.52
 PEAK = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
@@ -31,13 +33,13 @@ def process_tests(ref: str, folder: Path, gguf: Path, threads: int, llama_python
         "llama-cpp-python": [llama_python, str(HERE / "start_llama_cpp.py"), str(gguf), str(threads), PROMPT],
     }
     ids = " ".join(map(str, range(POSITIONS - 1)))
+    short = partial(Test, times=SHORT_TIMES)
     full = [*generate, ref, "--ids", "--ctx", str(POSITIONS), ids]
     return [
-        Test(
-            "start", "`tfm generate -n 1`, to the first byte", {s: lambda c=c: process_s(c)[0] for s, c in warm.items()}
-        ),
-        Test("exit", "`tfm generate -n 1`, to the exit", {s: lambda c=c: process_s(c)[1] for s, c in warm.items()}),
-        Test("help", "`tfm --help`", {"tfm": lambda: process_s([TFM, "--help"])[1]}),
+        short("start", "`tfm generate -n 1`, to the first byte",
+              {s: lambda c=c: process_s(c)[0] for s, c in warm.items()}),
+        short("exit", "`tfm generate -n 1`, to the exit", {s: lambda c=c: process_s(c)[1] for s, c in warm.items()}),
+        short("help", "`tfm --help`", {"tfm": lambda: process_s([TFM, "--help"])[1]}),
         Test("cold", "first start, everything compiled", {"tfm": lambda: cold_s([*generate, str(folder), PROMPT])},
              warm=False),
         Test("memory", f"peak memory, q4, {POSITIONS:,} positions", {"tfm": lambda: peak_bytes(full)},

@@ -51,7 +51,7 @@ class Test:
     """A thing to measure: for each side a function that gives the seconds (or bytes) of one run, the fewer the better.
 
     tokens: how many a run takes. limits_s: the least that the machine allowed tfm in each turn, and limit what that is
-    bounded by. base: what does not count of what is asked.
+    bounded by. base: what does not count of what is asked. times: turns for each repetition.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Test:
     unit: str = "s"
     warm: bool = True
     base: int = 0
+    times: int = 1
     limits_s: list[float] = field(default_factory=list)
     limit: str | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Test:
             run()
         self.limits_s.clear()
         self.samples = {side: [] for side in self.runs}
-        for _ in range(repetitions):
+        for _ in range(self.times * repetitions):
             for side, run in self.runs.items():
                 self.samples[side].append(round(run(), 6))
 

@@ -165,6 +165,7 @@ def test_a_piece_is_compiled_beside_and_called(
 def test_pieces_begin_while_something_else_is_done(pieces: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a first start, which packs weights on one processor: the other one compiles. And a start that ends early,
     or finds everything: no process is left behind, or begun."""
+
     def entries() -> tuple[jit.Entry, jit.Entry]:
         part = jit.Entry(f"{pieces}:part", "ii")
         return part, jit.Entry(f"{pieces}:whole", "ii", pieces=(part,))
