@@ -137,8 +137,8 @@ def conditions(results: Mapping[str, dict], name: str) -> str:
     text = (
         f"Measured {results['measured_at'][:10]} on {where}, {machine['system']}: {own} beside "
         f"{', '.join(peers)}. All run the same weights with the same threads in one run, taking turns; medians of "
-        f"{results['repetitions']} or more. The limit is what this machine's memory or multipliers allow, measured in the same "
-        f"run. All peers, all samples and what is asked of each test: [{name}](benchmarks/results/{name})."
+        f"{results['repetitions']} or more. The limit is what this machine's memory or multipliers allow, measured in "
+        f"the same run. All peers, all samples and what is asked of each test: [{name}](benchmarks/results/{name})."
     )
     return paragraph(text)
 
