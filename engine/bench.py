@@ -24,7 +24,7 @@ from tfm.engine.config import LayerConfig, read_config_file
 from tfm.engine.errors import TfmError
 from tfm.engine.layers import padded
 from tfm.engine.loading import load
-from tfm.engine.machine import available_threads, cpu_name
+from tfm.engine.machine import available_memory, available_threads, cpu_name
 from tfm.engine.matrix import Format
 from tfm.engine.model import MAX_ROWS, Model
 from tfm.engine.progress import Progress, silent
@@ -152,12 +152,20 @@ def with_threads(subject: Subject, threads: int) -> Subject:
     return Subject(subject.name, subject.params, model)
 
 
-def check(tests: Sequence[Test], ctx: int) -> None:
-    """Raises TfmError for a test that does not fit the context."""
+def check(tests: Sequence[Test], model: Model) -> None:
+    """Raises TfmError for a test that does not fit the context or the memory."""
+    free = available_memory()
     for test in tests:
-        if test.depth + test.tokens > ctx:
-            found = f"{test.depth + test.tokens} positions"
-            raise TfmError(f"test {test.name}", found, f"at most {ctx}, the model's context", "lower -p, -n or -d")
+        positions = test.depth + test.tokens
+        if positions > model.ctx:
+            found, allowed = f"{positions} positions", f"at most {model.ctx}, the model's context"
+            raise TfmError(f"test {test.name}", found, allowed, "lower -p, -n or -d")
+        logits = 4 * model.config.vocab_size  # of each sequence's last position
+        needed = test.batch * (-(-positions // KV_BLOCK) * model.pool.block_bytes + logits)
+        if free is not None and needed > free:
+            found = f"{needed / 1e9:.1f} GB of keys, values and logits"
+            allowed = f"at most {free / 1e9:.1f} GB, the memory that is free"
+            raise TfmError(f"test {test.name}", found, allowed, "lower -b, -p, -n or -d, or use --kv-type q8")
 
 
 def measure(
@@ -165,7 +173,7 @@ def measure(
 ) -> Iterator[Result]:
     """The tests in their order, each result as it is there. One run before the repetitions is not counted."""
     model = subject.model
-    check(tests, model.ctx)
+    check(tests, model)
     rng = np.random.default_rng(0)
     with closing(model), ExitStack() as texts:
         sequences: list[Text] = []

@@ -16,7 +16,7 @@ from tfm.engine.bench_kernels import choose_ops, measure_kernels
 from tfm.engine.config import ModelConfig, read_config, read_config_file
 from tfm.engine.random_weights import random_weights
 from tfm.engine.roofline import Machine
-from tfm.kernels import ops
+from tfm.kernels import ops, records
 
 FORMATS = ("f32", "bf16", "f16", "q8", "q4")
 SLOW_MEMORY = Machine(1, 1.0, dict.fromkeys(FORMATS, float("inf")))
@@ -92,6 +92,15 @@ def test_too_long_for_the_context(tiny: Path) -> None:
         next(measure(subject, [bench.Test("tg", 1), bench.Test("pp", 1000, depth=25)], 1, SLOW_MEMORY))
 
 
+def test_too_many_sequences_for_the_memory(tiny: Path) -> None:
+    """Guards against a machine that swaps for minutes, until the system ends what is the largest."""
+    subject = open_checkpoint(str(tiny), 1, "f16")
+    expected = r"tg1 b1000000000: found \d+\.\d GB of keys.*; allowed: at most .* that is free; (do: )?lower -b"
+    with pytest.raises(TfmError, match=expected):
+        next(measure(subject, [bench.Test("tg", 1), bench.Test("tg", 1, batch=10**9)], 1, SLOW_MEMORY))
+    assert subject.model.pool.blocks_in_use == 0
+
+
 def test_other_threads_share_the_weights(tiny: Path) -> None:
     """A large model would be packed again for every number of threads."""
     subject = open_checkpoint(str(tiny), 1, "f32")
@@ -117,7 +126,10 @@ def test_random_weights(tmp_path: Path, name: str, format: Any) -> None:
     assert weights.parameters() == sum(array.size for array in _tensors(folder).values())
     assert weights.layers[0].q_proj.format == format
     path = folder / "config.json"
-    logits = open_shape(path, format, 1, "f32").model.logits([1, 2, 3, 4])
+    model = open_shape(path, format, 1, "f32").model
+    # As in a model of that format: bf16 is packed in 12 bits.
+    assert model.table.layers[0]["q_proj"]["format"] == records.FORMATS["bf12" if format == "bf16" else format]
+    logits = model.logits([1, 2, 3, 4])
     assert np.isfinite(logits).all()
     assert logits.std() > 0
     assert not np.array_equal(logits[0], logits[1])

@@ -192,7 +192,7 @@ def _bench_model(
         first = open_shape(options.config, format, threads[0], what.kv_type, notes.progress)
     else:
         first = open_checkpoint(ref, threads[0], what.kv_type, notes.progress)
-    check(tests, first.model.ctx)
+    check(tests, first.model)
     with Records(output, shape, TITLES, ("size", "params", "threads", "t/s", "of limit")) as records:
         for count in threads:
             subject = with_threads(first, count)
