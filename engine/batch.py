@@ -101,9 +101,7 @@ class Batch:
         self._common: list[int] | None = None  # what all prompts so far begin with
         self.generated = self.read = 0
 
-    def run(
-        self, requests: Iterable[Request | None], tick: Callable[[], None] = lambda: None
-    ) -> Iterator[Finished]:
+    def run(self, requests: Iterable[Request | None], tick: Callable[[], None] = lambda: None) -> Iterator[Finished]:
         """The answers as they finish. A request is taken when there is a slot and memory for it.
 
         None among the requests says that there is none for now: the next one is asked for after the next step. It must

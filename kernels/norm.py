@@ -77,9 +77,7 @@ def norm(
     w[:size], b[:size] = w_D, b_D
     out = np.full((rows, padded), np.nan, np.float32)
     bias = b.ctypes.data if kind == LAYER else 0
-    _normalize_rows(
-        kind, x.ctypes.data, rows, size, 4 * padded, eps, w.ctypes.data, bias, out.ctypes.data
-    )
+    _normalize_rows(kind, x.ctypes.data, rows, size, 4 * padded, eps, w.ctypes.data, bias, out.ctypes.data)
     return out[:, :size]
 
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.records import BAND_PANELS, BF12, BF16, F16, F32, Q4, Q8
+from tfm.kernels.records import BF12, BF16, F16, F32, Q4, Q8, panels_together
 from tfm.kernels.simd import add_rows, load_f32, store_f32, store_rows
+
+together = jit(panels_together)
 
 
 @inline
@@ -39,8 +41,7 @@ def finish_panel(y, bias, out, add):
 @inline
 def begin_of(matrix, panel):
     """Where a product that begins with `panel` begins to read the matrix."""
-    together = 1 if matrix.format == Q4 or matrix.format == Q8 else BAND_PANELS
-    return matrix.data + panel // together * together * matrix.panel_bytes
+    return matrix.data + (panel - panel % together(matrix.format)) * matrix.panel_bytes
 
 
 def by_format(functions: Mapping[int, Any]) -> Any:
