@@ -42,7 +42,7 @@ SPLIT_ROWS = 8
 # 100 MB, and gains a tenth of each later step of 2 ms.
 STEPS_TO_STAY = 256
 Work = Items[tuple[Sequence, Items[int]]]
-Piece = tuple[Sequence, list[int], int, int]  # tokens, the first one's position, of how many at their end the logits
+Piece = tuple[Sequence, list[int], int]  # tokens of one pass, and of how many at their end the logits are wanted
 Wanted = Literal["last", "all", "none"]
 NUMBERS = int, np.integer
 
@@ -115,16 +115,16 @@ class Model:
         """
         each = [logits] * len(work) if isinstance(logits, str) else logits
         pieces: list[Piece] = []
-        ends: dict[Sequence, int] = {}
+        lengths: dict[Sequence, int] = {}
         rows = count = 0
         for (sequence, ids), how in zip(work, each, strict=True):
             tokens = self.checked(ids)
-            begin = ends.get(sequence, sequence.length)
-            ends[sequence] = end = begin + len(tokens)
-            if end > self.ctx:
-                raise self.too_long(end)
+            lengths[sequence] = length = lengths.get(sequence, sequence.length) + len(tokens)
+            if length > self.ctx:
+                raise self.too_long(length)
             wanted = {"last": min(1, len(tokens)), "all": len(tokens), "none": 0}[how]
-            pieces.append((sequence, tokens, begin, wanted))
+            if tokens:
+                pieces.append((sequence, tokens, wanted))
             rows += len(tokens)
             count += wanted
         out = np.empty((count, self._logits_width), np.float32)
@@ -136,11 +136,12 @@ class Model:
 
     def checked(self, ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:
         """ids as Python's own numbers; TfmError for what is no token id of this model."""
+        if isinstance(ids, str):
+            raise _no_ids(ids)
         numbers = []
         for id_ in ids:
             if type(id_) is not int and not isinstance(id_, NUMBERS):
-                do = "text is made into ids by model.tokenizer.encode"
-                raise TfmError("token ids", repr(ids)[:60], "whole numbers", do)
+                raise _no_ids(ids)
             if not 0 <= id_ < self.config.vocab_size:
                 raise TfmError("token ids", int(id_), f"0 to {self.config.vocab_size - 1}")
             numbers.append(int(id_))
@@ -155,8 +156,10 @@ class Model:
         spans: list[int] = []
         picked: list[int] = []
         longest = 0
-        for sequence, ids, begin, wanted in part:
-            end = begin + len(ids)
+        ends: dict[Sequence, int] = {}
+        for sequence, ids, wanted in part:
+            begin = ends.get(sequence, sequence.length)
+            end = ends[sequence] = begin + len(ids)
             sequence.reserve(end)
             spans += len(tokens), len(ids), begin, sequence.table_address
             tokens += ids
@@ -177,7 +180,7 @@ class Model:
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
             self.take_weights()
-        for sequence, ids, _, _ in part:
+        for sequence, ids, _ in part:
             sequence.ids += ids
         return len(picked)
 
@@ -242,11 +245,16 @@ class Model:
         return f"<Model {self.name}: {self.config.model_type}, {how}>"
 
 
+def _no_ids(found: object) -> TfmError:
+    do = "text is made into ids by model.tokenizer.encode"
+    return TfmError("token ids", repr(found)[:60], "whole numbers", do)
+
+
 def _parts(pieces: "list[Piece]") -> "list[list[Piece]]":
     """The pieces in passes of at most MAX_ROWS rows, cut where one does not fit."""
     parts: list[list[Piece]] = []
     room = 0
-    for sequence, ids, begin, wanted in pieces:
+    for sequence, ids, wanted in pieces:
         done = 0
         while done < len(ids):
             if room == 0:
@@ -256,7 +264,7 @@ def _parts(pieces: "list[Piece]") -> "list[list[Piece]]":
             done += len(taken)
             room -= len(taken)
             after = len(ids) - done
-            parts[-1].append((sequence, taken, begin + done - len(taken), min(len(taken), max(0, wanted - after))))
+            parts[-1].append((sequence, taken, min(len(taken), max(0, wanted - after))))
     return parts
 
 

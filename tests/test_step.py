@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -58,6 +59,31 @@ def test_work_of_no_tokens(model: Model) -> None:
         assert model.step([(second, [])]).shape == (0, model.config.vocab_size)
         assert model.step([]).shape == (0, model.config.vocab_size)
         assert second.length == 0
+        # Far more of them than a step has room for sequences.
+        logits_NV = model.step([(second, [])] * 5000 + [(first, IDS[:1])])
+        assert np.array_equal(logits_NV[0], model.logits([*IDS, IDS[0]])[-1])
+
+
+def test_threads_that_go_on_with_one_sequence(model: Model) -> None:
+    """Guards a position that is read before the turn comes: both threads would write keys and values to it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            with model.sequence() as sequence:
+                threads = [
+                    threading.Thread(target=lambda k=k: [model.step([(sequence, [k])], "none") for _ in range(25)])
+                    for k in (3, 4)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert sorted(sequence.ids) == [3] * 25 + [4] * 25
+                logits_V = model.step([(sequence, [7])])[0]
+                assert np.array_equal(logits_V, model.logits(sequence.ids)[-1])
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_text_that_outgrows_the_context_changes_nothing(model: Model) -> None:
@@ -135,6 +161,6 @@ def test_max_ram_shortens_the_context_with_a_word(tmp_path: Path) -> None:
 def test_ids_as_numpy_gives_them_and_no_others(model: Model) -> None:
     """Guards against ids that are an array being an error, and against a text or fractions being taken for ids."""
     assert np.array_equal(model.logits(np.array(IDS)), model.logits(IDS))
-    for wrong in ("hello", [1.5], [None]):
-        with pytest.raises(TfmError, match="token ids"):
-            model.logits(wrong)
+    for wrong in ("hello", "", [1.5], [None]):
+        with pytest.raises(TfmError, match="token ids"), model.sequence() as sequence:
+            model.step([(sequence, wrong)])

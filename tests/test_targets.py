@@ -150,10 +150,10 @@ def test_inner_loops(name: str) -> None:
             assert not names.keys() & (DOTS - {wanted} - too), title
             step = cpu.dots * (1 if row else cpu.rows)
         elif format == "bf12":
-            step = 8 * cpu.fmas  # two columns of a band
+            step = 8 * cpu.fmas  # four columns of a band of two panels
             assert names[cpu.lookup] == 2 * cpu.fmas, names
         else:
-            step = 4 * cpu.fmas if row else cpu.floats
+            step = 2 * cpu.fmas if row else cpu.floats
         assert len(found) % step == 0, f"{title}: {len(found)} in the loop, {step} for all rows or panels"
         assert not names.keys() & (CALLS | SCALAR), title
         stack = sum(bool(re.search(r"%rsp|\bsp\b", line.operands)) for line in loop)

@@ -51,7 +51,8 @@ def assembly(kernel: str) -> str:
 
     target = targets.current_target()
     machine = target.machine()
-    _, library = linked(entry(kernel), "i" * 8)
+    run = entry(kernel)
+    _, library = linked(run, "i" * run.py_func.__code__.co_argcount)
     code = re.sub(
         r'^target triple = ".*"$', f'target triple = "{target.triple}"', str(library._final_module), flags=re.M
     )

@@ -239,7 +239,8 @@ def _tell_of_busy_machine(subject: "Subject", records: Records, notes: Notes, sh
     alone = subject.model.steps_alone
     if not alone:
         return
-    text = f"The machine was busy: {alone} steps ran on one of {subject.model.threads} threads"
+    steps = f"{alone} step{'s' * (alone != 1)}"
+    text = f"The machine was busy: {steps} ran on one of {subject.model.threads} threads"
     if shape == "md":
         records.footer.append(text)
     else:
