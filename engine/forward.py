@@ -279,7 +279,8 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 def run(thread: int) -> int:
     """The entry: thread 0 gives out one step and runs it; a helper runs all that are given out, until the team ends.
 
-    For thread 0 it is 1 where other processes keep the processors busy, so that one thread may well be faster.
+    Gives how many ns thread 0's step took, where other processes held it up so long that one thread may well be faster,
+    and else 0.
     """
     me = thread_at(thread)
     if me.index != 0:
@@ -291,4 +292,5 @@ def run(thread: int) -> int:
         publish(me.team)
     forward(step_at(me.work), me)
     # With a fair share each, the threads are faster than one unless more than 1 - 1 / threads is waiting.
-    return int(me.waited_ns * me.threads > (now_ns(me) - begun_ns) * (me.threads - 1))
+    taken_ns = now_ns(me) - begun_ns
+    return taken_ns if me.waited_ns * me.threads > taken_ns * (me.threads - 1) else 0

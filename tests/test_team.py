@@ -297,6 +297,27 @@ def test_forked_child_ends_in_peace(folder: Path) -> None:
     )
 
 
+def test_patience_with_busy_processors() -> None:
+    """Guards a machine that stays busy, where each try of the team costs twenty steps alone: tries get rarer, and one
+    that happens to be quick does not begin all over. And one that is quiet again: the next try comes soon."""
+    busy, held_up_ns, waits_ns = team.Busy(), 2_000_000, []
+    assert not busy.is_now()
+    for _ in range(7):
+        busy.note(held_up_ns)
+        begun_ns = time.monotonic_ns()
+        while busy.is_now():
+            pass
+        waits_ns.append((time.monotonic_ns() - begun_ns) / held_up_ns)
+    assert [wait >= 0.9 * least for wait, least in zip(waits_ns, (1, 2, 4, 8, 16, 32, 32), strict=True)] == [True] * 7
+    busy.note(0)
+    assert (busy.is_now(), busy.patience) == (False, team.MOST_PATIENCE // 2)
+    busy.note(10**10)
+    assert (busy.is_now(), busy.patience) == (True, team.MOST_PATIENCE)
+    for _ in range(6):
+        busy.note(0)
+    assert (busy.is_now(), busy.patience) == (False, 1)
+
+
 def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
     """Guards the change between team and single thread: helpers that sat out some steps must join again in order."""
     crowd = crew(2)
@@ -304,7 +325,7 @@ def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
     counts = []
     for round_ in range(60):
         if round_ % 7 == 0:
-            crowd.team._alone = 3  # as if the processors had been found busy
+            crowd.team._busy.note(held_up_ns=1_000_000)  # as if the processors had been found busy, for some steps
         before = int(crowd.job["steps"][0])
         crowd.job["rounds"] = 5
         crowd.team.run()
