@@ -62,7 +62,10 @@ def _run(arguments: list[str]) -> int:
     stop = interrupt.listen(lambda: _last_words(output))
     try:
         status = _invoke(arguments, output)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 wraps what comes up while a class is made, in __set_name__.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         output.last_words()
         return stop.status
     return status if stop.number is None else stop.status  # also when something failed then: the terminal may be gone

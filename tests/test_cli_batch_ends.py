@@ -45,7 +45,7 @@ def test_before_the_first_answer(
         process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
     told = b"tfm: stopped, no row is answered yet; run the same command again to begin anew\n"
-    assert process.returncode == STATUS[number]
+    assert process.returncode == STATUS[number], error
     assert error == told or (when == "at once" and not error)
     assert files(folder) == ({} if there is None else {"out": there})
 
