@@ -46,6 +46,11 @@ class Worker:
         return json.loads(line)
 
 
+def limit_share(limits_s: Sequence[float], samples_s: Sequence[float]) -> float:
+    """The median of the turns' shares: memory changes between turns, medians of each side would not be of one turn."""
+    return round(statistics.median(limit / took for limit, took in zip(limits_s, samples_s, strict=True)), 3)
+
+
 @dataclass
 class Test:
     """A thing to measure: for each side a function that gives the seconds (or bytes) of one run, the fewer the better.
@@ -93,9 +98,8 @@ class Test:
             result["times_faster"] = {side: round(median / medians["tfm"], 3) for side, median in peers.items()}
         share = None
         if self.limits_s:
-            limit_s = statistics.median(self.limits_s)
-            share = round(limit_s / medians["tfm"], 3)
-            result |= {"limit": self.limit, "limits_s": self.limits_s, "limit_s": limit_s, "limit_share": share}
+            share = limit_share(self.limits_s, self.samples["tfm"])
+            result |= {"limit": self.limit, "limits_s": self.limits_s, "limit_share": share}
         if self.base:
             result["base_bytes"] = self.base
         return result | {"asked": verdicts(self.name, medians, share, self.base)}
