@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress
+from tfm.kernels.forks import loading
 
 if TYPE_CHECKING:
     from tfm.engine.config import ModelConfig
@@ -19,6 +20,7 @@ LEAST_PLAUSIBLE_BYTES = 1_000_000  # who asks for less may have left out the uni
 KV_TYPE_NAMES = ("f32", "f16", "q8")
 
 
+@loading()
 def load(
     ref: str | Path | None = None,
     threads: int | None = None,
@@ -32,7 +34,8 @@ def load(
     ref is a folder, a .gguf file, org/name[@revision] on the hub or the default model's name (None: that one). threads
     is the number of processors to use (None: all that this process may use), kv_type how keys and values are held (f32,
     f16, q8), ctx the most positions of a sequence (None: the model's own), max_ram the most bytes to take. Raises
-    TfmError for what is missing, damaged, not supported or too large.
+    TfmError for what is missing, damaged, not supported or too large; RuntimeError in a process that was forked while
+    another thread was at it.
     """
     from tfm.engine.config import check_vocabulary, read_config
     from tfm.engine.hub import resolve

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfm.kernels.cache_folder import cache_folder
 from tfm.kernels.compilers import Compilers, processors
+from tfm.kernels.forks import loading
 from tfm.kernels.object_files import digest, one_process_at_a_time, read_object, write_object
 
 Progress = Callable[[str, int, int | None], None]
@@ -130,6 +131,7 @@ class Entry:
         assert status in (0, -2), f"{self.function} ended with status {status}"  # -2 is Numba's "returned None"
         return result.value
 
+    @loading()
     def prepare(self, progress: Progress | None = None) -> None:
         """Load the machine code, or compile and keep it; progress is told when compiling begins and ends."""
         with self._lock:

@@ -205,7 +205,8 @@ import checkpoints
 from test_team import IDS, decode
 from tfm.engine import load
 
-model = load({folder!r}, threads=2)
+folder = {folder!r}
+model = load(folder, threads=2)
 expected = decode(model, IDS)
 
 def child(work):
@@ -275,6 +276,44 @@ def test_child_forked_during_a_step_works(folder: Path) -> None:
         stop.set()
         other.join()
         assert result == 0, result
+        """,
+    )
+
+
+@needs_fork
+def test_child_forked_while_another_thread_loads_is_refused(folder: Path) -> None:
+    """Guards against a child that waits for ever for a thread that it does not have: for modules that were imported at
+    that moment, LLVM's lock or the turn to compile. What was loaded before the fork works, and the parent goes on."""
+    run_fork(
+        folder,
+        """
+        from tfm.kernels.forks import loading
+
+        def refuse():
+            try:
+                load(folder)
+            except RuntimeError as error:
+                return "was forked while another thread loaded" not in str(error)
+
+        entered, leave = threading.Event(), threading.Event()
+
+        @loading()
+        def load_slowly():
+            entered.set()
+            leave.wait()
+
+        other = threading.Thread(target=load_slowly)
+        other.start()
+        entered.wait()
+        assert child(refuse) == 0
+        assert child(lambda: child(refuse)) == 0
+        assert child(lambda: decode(model, IDS) != expected) == 0
+        assert decode(load(folder), IDS) == expected
+        leave.set()
+        other.join()
+        assert child(lambda: decode(load(folder), IDS) != expected) == 0
+        with loading():
+            assert child(lambda: decode(load(folder), IDS) != expected) == 0
         """,
     )
 
