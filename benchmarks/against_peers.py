@@ -301,6 +301,18 @@ def note_if(condition: bool, text: str) -> None:
         say(f"note: {text}")
 
 
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments; counts that cannot be are wrong usage before anything is measured."""
+    arguments = parser.parse_args()
+    most = available_threads()
+    if not 1 <= arguments.threads <= most:
+        parser.error(f"--threads: found {arguments.threads}; allowed: 1 to {most}, the processors there are")
+    for name in {"repetitions", "rows"} & vars(arguments).keys():
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name}: found {getattr(arguments, name)}; allowed: 1 or more")
+    return arguments
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="tfm beside its peers, the same model, in one run", allow_abbrev=False)
     parser.add_argument("--threads", type=int, default=2, help="for all sides (default 2)")
@@ -313,15 +325,10 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--tests", default=",".join(TESTS), help="a comma list of %(default)s (default: all)")
     parser.add_argument("--output", type=Path, help="file for the results (default: benchmarks/results/DATE-CPU.json)")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     arguments.tests = arguments.tests.split(",")
     if unknown := set(arguments.tests) - set(TESTS):
         parser.error(f"--tests: found {', '.join(sorted(unknown))}; allowed: {', '.join(TESTS)}")
-    most = available_threads()
-    if not 1 <= arguments.threads <= most:
-        parser.error(f"--threads: found {arguments.threads}; allowed: 1 to {most}, the processors there are")
-    if arguments.repetitions < 1:
-        parser.error(f"--repetitions: found {arguments.repetitions}; allowed: 1 or more")
     if arguments.output is None and set(arguments.tests) != set(TESTS):
         parser.error("--output is needed with --tests: a part of the results is not for benchmarks/results")
     return arguments

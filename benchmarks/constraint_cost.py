@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import machine
-from against_peers import commit, refuse_busy_machine, run_test, write_results
+from against_peers import commit, parsed, refuse_busy_machine, run_test, write_results
 from asked import FREE
 from turns import Test
 from worker_tfm import PACKAGES
@@ -89,7 +89,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="default 2")
     parser.add_argument("--repetitions", type=int, default=5, help="of each constraint and side (default 5)")
     parser.add_argument("--output", type=Path, help="file for the results (default: results/constraint/DATE-CPU.json)")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import machine
-from against_peers import commit, refuse_busy_machine, run_test, write_results
+from against_peers import commit, parsed, refuse_busy_machine, run_test, write_results
 from asked import LOOP
 from models import default_folder, model
 from processes import HERE, TFM
@@ -104,7 +104,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=1, help="of each kind and side (default 1: it takes long)")
     parser.add_argument("--llama-python", default=sys.executable, help="one that has llama-cpp-python (default: this)")
     parser.add_argument("--output", type=Path, help="file for the results (default: results/rows/DATE-CPU.json)")
-    return parser.parse_args()
+    return parsed(parser)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The README's table, made from the newest file in benchmarks/results: python benchmarks/table.py writes it in place.
+"""The tables of results, made from the newest files in benchmarks/results: benchmarks/table.py writes them in place.
 
-No number is typed by hand: tests/test_benchmarks.py holds the README against what this makes.
+No number is typed by hand: tests/test_benchmarks.py holds the documents against what this makes.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from asked import FREE
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+README, OTHER_CPUS = HERE.parent / "README.md", HERE.parent / "docs" / "other-cpus.md"
 RESULTS = HERE / "results"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 COMMANDS = """pip install -e '.[peers]'
@@ -61,6 +61,14 @@ def current(folder: Path = RESULTS) -> str | None:
     """The section of the newest results; None when there are none."""
     main, rows, constraints = (newest_named(folder / part) for part in ("", "rows", "constraint"))
     return None if main is None else section(*main, rows, constraints)
+
+
+def documents() -> dict[Path, str]:
+    """What stands between the markers of each document that has results."""
+    found = {README: current()}
+    if avx2 := newest_named(RESULTS / "avx2"):
+        found[OTHER_CPUS] = f"{table(avx2[0])}\n\n{conditions(*avx2, '../benchmarks/results/avx2')}"
+    return {path: content for path, content in found.items() if content is not None}
 
 
 def newest_named(folder: Path) -> Named | None:
@@ -120,8 +128,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def conditions(results: Mapping[str, dict], name: str) -> str:
-    """Machine, date, versions, and what the numbers are, as a paragraph."""
+def conditions(results: Mapping[str, dict], name: str, folder: str = "benchmarks/results") -> str:
+    """Machine, date, versions, and what the numbers are, as a paragraph. folder is where the document finds name."""
     machine, versions = results["machine"], results["versions"]
     tfm = versions["tfm"]
     where = (
@@ -138,7 +146,7 @@ def conditions(results: Mapping[str, dict], name: str) -> str:
         f"Measured {results['measured_at'][:10]} on {where}, {machine['system']}: {own} beside "
         f"{', '.join(peers)}. All run the same weights with the same threads in one run, taking turns; medians of "
         f"{results['repetitions']} or more. The limit is what this machine's memory or multipliers allow, measured in "
-        f"the same run. All peers, all samples and what is asked of each test: [{name}](benchmarks/results/{name})."
+        f"the same run. All peers, all samples and what is asked of each test: [{name}]({folder}/{name})."
     )
     return paragraph(text)
 
@@ -183,16 +191,17 @@ def conditions_of_constraints(results: Mapping[str, dict], name: str) -> str:
 def with_section(text: str, content: str) -> str:
     """text with content between its two markers. Raises ValueError where they are not there, once each and in order."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs one {BEGIN} and after it one {END}")
+        raise ValueError(f"a document needs one {BEGIN} and after it one {END}")
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
-    content = current()
-    if content is None:
+    found = documents()
+    if README not in found:
         raise SystemExit(f"{RESULTS}: no results; run benchmarks/against_peers.py")
-    README.write_text(with_section(README.read_text(encoding="utf-8"), content), encoding="utf-8")
+    for path, content in found.items():
+        path.write_text(with_section(path.read_text(encoding="utf-8"), content), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from tfm.cli.output import Output, say
 
 YOUNG_OBJECTS = 100_000  # so many more before garbage is looked for: a start makes more than that, and no garbage
 DONE, FAILED, WRONG_USAGE, NOBODY_READS = 0, 1, 2, 141
-MEMORY = "memory: not enough; use a smaller model, lower --ctx or --kv-type q8"
+MEMORY = "memory: not enough; use a smaller model or a shorter context, or allow this process more (ulimit -v)"
 LIBRARY = "memory: a library cannot be loaded; allow this process more (ulimit -v)"
 THREADS = "threads: this process may start no more; allow it more processes or memory (ulimit -u, ulimit -v)"
 FILES = "open files: this process may have no more; raise the limit (ulimit -n)"
 SCARCE = {errno.EMFILE: FILES, errno.ENFILE: FILES, errno.ENOMEM: MEMORY}
 NOT_LOADED = {"failed to map segment": LIBRARY, "cannot allocate memory": LIBRARY, "error 24": FILES}
-"""In the words of the loader of shared libraries."""
+"""In the words of the loader of shared libraries; llvmlite has other ones, and keeps these as the error's context."""
 
 
 def main() -> int:
@@ -137,8 +137,11 @@ def _last_words(output: Output) -> None:
 
 
 def _in_words(error: OSError) -> str:
-    if error.errno in SCARCE:
-        return SCARCE[error.errno]
+    scarce = _what_is_scarce(error)
+    if scarce is not None:
+        return scarce
+    if error.errno is None:  # not the system's, but a library's: a part of an installation is missing or damaged
+        return " ".join(str(error).split()) or type(error).__name__
     return f"{error.filename}: {error.strerror}" if error.filename else f"stdout: {error.strerror}"
 
 
@@ -160,10 +163,11 @@ def _what_is_scarce(error: BaseException) -> str | None:
     """What the system has too little of, or allows too little of; None for all other errors."""
     if isinstance(error, MemoryError):
         return MEMORY
-    if isinstance(error, OSError):
-        return SCARCE.get(error.errno or 0)
-    if isinstance(error, ImportError):
-        return next((scarce for words, scarce in NOT_LOADED.items() if words in str(error).lower()), None)
+    if isinstance(error, OSError) and error.errno is not None:
+        return SCARCE.get(error.errno)
+    if isinstance(error, ImportError | OSError):
+        said = f"{error} {error.__context__}".lower()
+        return next((scarce for words, scarce in NOT_LOADED.items() if words in said), None)
     return THREADS if isinstance(error, RuntimeError) and str(error) == "can't start new thread" else None
 
 

@@ -38,12 +38,13 @@ PEAK_OF = {code: "bf16" if name == "bf12" else name for name, code in FORMATS.it
 
 @dataclass(frozen=True)
 class Test:
-    """kind is pp or tg; of `batch` sequences that have `depth` positions, each gets `tokens` more."""
+    """kind is pp or tg; `repetitions` times each of `batch` sequences with `depth` positions gets `tokens` more."""
 
     kind: str
     tokens: int
     batch: int = 1
     depth: int = 0
+    repetitions: int = 1
 
     @property
     def name(self) -> str:
@@ -168,9 +169,7 @@ def check(tests: Sequence[Test], model: Model) -> None:
             raise TfmError(f"test {test.name}", found, allowed, "lower -b, -p, -n or -d, or use --kv-type q8")
 
 
-def measure(
-    subject: Subject, tests: Sequence[Test], repetitions: int, machine: Machine, progress: Progress = silent
-) -> Iterator[Result]:
+def measure(subject: Subject, tests: Sequence[Test], machine: Machine, progress: Progress = silent) -> Iterator[Result]:
     """The tests in their order, each result as it is there. One run before the repetitions is not counted."""
     model = subject.model
     check(tests, model)
@@ -183,11 +182,11 @@ def measure(
                 texts.close()
                 sequences = [texts.enter_context(model.sequence()) for _ in range(test.batch)]
                 _fill(model, sequences, ids[: test.depth], progress)
-            samples_ts = []
-            for i in range(repetitions + 1):
-                progress(test.name, i, repetitions + 1)
+            samples_ts, runs = [], 1 + test.repetitions
+            for i in range(runs):
+                progress(test.name, i, runs)
                 samples_ts.append(test.batch * test.tokens / _run(model, sequences, test, ids[test.depth :]))
-            progress(test.name, repetitions + 1, repetitions + 1)
+            progress(test.name, runs, runs)
             limit_s, limit = limit_of(model, test, machine)
             yield Result(
                 subject.name, model.memory()["weights_bytes"], subject.params, model.threads, test,

@@ -42,6 +42,20 @@ def open_file(path: Path, do: str = CHECK) -> BinaryIO:
         raise _not_opened(path, error, do) from error
 
 
+def refuse_changed(path: Path, size: int, changed_ns: int, inode: int) -> None:
+    """Raises TfmError where the file is not what it was (by stat): what was read of it may be of two files.
+
+    Its inode's own time (a new link, other rights) says nothing of the content.
+    """
+    try:
+        now = path.stat()
+        is_same = (now.st_size, now.st_mtime_ns, now.st_ino) == (size, changed_ns, inode)
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise TfmError(f"file {path}: changed while it was read", do=CHANGED)
+
+
 def _not_opened(path: Path, error: OSError, do: str) -> TfmError:
     if isinstance(error, FileNotFoundError):
         found = "a link to a file that is gone" if path.is_symlink() else "nothing there"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm.engine.errors import TfmError
-from tfm.engine.files import expanded, kind_of, open_file, read_text_bytes
+from tfm.engine.files import expanded, kind_of, open_file, read_text_bytes, refuse_changed
 from tfm.engine.hub_cache import remove_damaged
 from tfm.engine.progress import Progress, silent
 from tfm.engine.store import DEFAULT_MODEL, imported, remove_other_versions
@@ -95,6 +95,7 @@ def _imported_gguf(gguf: Path, progress: Progress, keep: bool, thorough: bool) -
         from tfm.engine.gguf_import import import_gguf
 
         import_gguf(gguf, staging / "model", progress)
+        refuse_changed(gguf, state.st_size, state.st_mtime_ns, state.st_ino)
         made.append(staging)
 
     folder = imported(name, str(gguf), make, progress, keep, thorough)

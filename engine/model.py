@@ -187,8 +187,10 @@ class Model:
     def logits(self, ids: Items[int], chunk: int | None = None) -> npt.NDArray[np.float32]:
         """float32 [T, V]: the logits after each of ids.
 
-        chunk splits the prompt into passes of so many tokens, with the same result.
+        chunk splits the prompt into passes of so many tokens, with the same result. Raises TfmError for one below 1.
         """
+        if chunk is not None and chunk < 1:
+            raise TfmError("chunk", chunk, "a whole number from 1")
         if len(ids) > self.ctx:
             raise self.too_long(len(ids))
         out = np.empty((len(ids), self.config.vocab_size), np.float32)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from tfm.engine.files import refuse_changed
 from tfm.engine.layers import Memory
 from tfm.engine.machine import available_memory
 from tfm.engine.progress import Progress
@@ -107,14 +108,22 @@ def make_image(
         if file is None:
             memory = aligned_empty(plan.size)
             plan.write(memory, threads, progress)
+            _refuse_changed(folder, files)
             return memory
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_content, folder, files)
             plan.write(np.frombuffer(mmap.mmap(file.fileno(), plan.size), np.uint8), threads, progress)
+        _refuse_changed(folder, files)
         with suppress(OSError):  # a disk that is full now: the weights are in memory all the same
             _keep(file, folder, files, reading.result())
         kept = find_image(folder)
         return _map(file) if kept is None else kept
+
+
+def _refuse_changed(folder: Path, files: Files) -> None:
+    """Raises TfmError where a file is not what it was: what was read of it may be of two checkpoints."""
+    for name, size, changed_ns, _, inode in files:
+        refuse_changed(folder / name, size, changed_ns, inode)
 
 
 def _keep(file: BinaryIO, folder: Path, files: Files, content: str) -> None:
@@ -191,13 +200,18 @@ def _image_path(content: str) -> Path:
 
 @cache
 def layout_digest() -> str:
-    """A digest of the sources that decide what an image looks like."""
+    """A digest of `layout_sources`."""
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in layout_sources())).hexdigest()[:16]
+
+
+def layout_sources() -> list[Path]:
+    """The files that decide what an image looks like."""
     engine = Path(__file__).parent
     kernels = engine.parent / "kernels"
-    names = ("architectures", "checkpoint", "config", "fields", "image", "matrix", "records", "rope", "weights")
-    sources = [engine / f"{name}.py" for name in names] + sorted((engine / "quantized").glob("*.py"))
-    sources += [kernels / "packing.py", kernels / "records.py", *sorted((kernels / "formats").glob("*.py"))]
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    names = "architectures", "checkpoint", "config", "fields", "image", "layers", "matrix", "records", "rope", "weights"
+    own = [engine / f"{name}.py" for name in names] + sorted((engine / "quantized").glob("*.py"))
+    packing = [kernels / f"{name}.py" for name in ("matmul", "packing", "records")]
+    return own + packing + sorted((kernels / "formats").glob("*.py"))
 
 
 def _files_of(checkpoint: "Checkpoint") -> Files:

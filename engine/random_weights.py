@@ -23,10 +23,16 @@ from tfm.kernels.packing import aligned_empty
 from tfm.kernels.records import GROUP
 
 STEP = 16  # words from a row's window to the next one's
+LEAST_BITS = 12  # of a weight in floating point: bf16 where it is packed so
 
 
 def random_weights(config: ModelConfig, format: Format) -> Weights:
-    """Weights of config's shape in one format; q4 and q8 in groups of 32 with f16 scales. TfmError for a bad width."""
+    """Weights of config's shape in one format; q4 and q8 in groups of 32 with f16 scales.
+
+    Raises TfmError for a bad width, and for weights that do not fit the memory.
+    """
+    matrices = [size for sizes in _sizes(config) for field, size in sizes.items() if field != "lm_head"]
+    _check(sum(rows * columns for rows, columns in matrices) * QUANTIZED_BITS.get(format, LEAST_BITS) // 8)
     return gather(_Random(config, format), config)
 
 
@@ -80,9 +86,8 @@ class _Random:
     @cached_property
     def _length(self) -> int:
         """Numbers of a run that has windows for every matrix."""
-        layers = range(self.config.num_hidden_layers)
-        sizes = [size for index in (None, *layers) for size in shapes(self.config, index).values()]
-        return max(rows * STEP + columns for rows, columns in sizes)
+        matrices = [size for sizes in _sizes(self.config) for size in sizes.values()]
+        return max(rows * STEP + columns for rows, columns in matrices)
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint32]:
@@ -95,6 +100,11 @@ class _Random:
         values *= np.float32(self.config.hidden_size**-0.5)
         bf16 = (values.view(np.uint32) >> 16).astype(np.uint16)
         return {"f32": values, "f16": values.astype(np.float16), "bf16": bf16}
+
+
+def _sizes(config: ModelConfig) -> list[dict[str, tuple[int, int]]]:
+    """Of the matrices outside of the layers, and of each layer's."""
+    return [shapes(config, index) for index in (None, *range(config.num_hidden_layers))]
 
 
 def _windows(run: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:

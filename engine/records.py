@@ -1,6 +1,6 @@
 """The records that the forward pass reads: the layer table and the step.
 
-NumPy structured types, filled in Python (layers.py, model.py).
+NumPy structured types, filled in Python (image.py, layers.py, model.py).
 
 Fields are int64 addresses and counts unless they say otherwise; an address of 0 means that the thing is not there. D is
 the hidden size.

@@ -34,7 +34,8 @@ def reference_logits(
 ) -> Array:
     """[T, V]: the logits after each of ids.
 
-    observe is told the keys and the values of each layer, and the stream after "embedding", "heads" and "MLP".
+    observe is told the keys and the values of each layer before they are used, and may round them in place; and the
+    stream after "embedding", "heads" and "MLP".
     """
     x_TD = weights.embed_tokens.part(list(ids)).dequantize(np.float64)
     if weights.position_embeddings is not None:

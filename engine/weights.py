@@ -134,7 +134,8 @@ def shapes(config: ModelConfig, index: int | None) -> dict[str, tuple[int, int]]
     hidden = config.hidden_size
     if index is None:
         vocabulary, positions = (config.vocab_size, hidden), (config.max_position_embeddings, hidden)
-        return {"embed_tokens": vocabulary, "position_embeddings": positions, "lm_head": vocabulary}
+        found = {"embed_tokens": vocabulary, "lm_head": vocabulary}
+        return found | ({"position_embeddings": positions} if config.position == "learned" else {})
     layer = config.layers[index]
     inner = layer.intermediate_size
     query, key_value = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim

@@ -3,7 +3,7 @@
     y_i = e^(x_i - m) / sum_j e^(x_j - m),   log sum_j e^x_j = m + log sum_j e^(x_j - m),   m = max_j x_j
 
 A score of -inf (masked) gets 0; a row of nothing but -inf gets zeros, as a query that sees no key attends to nothing.
-A NaN or +inf makes the row NaN. Attention has an online form of its own (`attention.py`), which agrees with this one.
+A NaN or +inf makes the row NaN. Attention has an online form of its own (`online_softmax.py`), which agrees with this.
 
 The sum runs in float32 over 16 lanes in order of the column, in blocks of 64 vectors so that its error does not grow
 with the length of the row, then over the lanes.

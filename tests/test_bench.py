@@ -71,15 +71,16 @@ def test_measure(tiny: Path) -> None:
     """Each combination once, in order, with all repetitions; the positions that a test added are gone afterwards."""
     subject = open_checkpoint(str(tiny), 1, "f32")
     tests = [
-        bench.Test("pp", 9),
-        bench.Test("tg", 2),
-        bench.Test("pp", 9, 2, 70),
-        bench.Test("tg", 2, 2, 70),
-        bench.Test("tg", 1, 1, 70),
+        bench.Test("pp", 9, repetitions=2),
+        bench.Test("tg", 2, repetitions=3),
+        bench.Test("pp", 9, 2, 70, 3),
+        bench.Test("tg", 2, 2, 70, 3),
+        bench.Test("tg", 1, 1, 70, 3),
     ]
-    results = list(measure(subject, tests, 3, Machine(1, 1e9, dict.fromkeys(FORMATS, 1e9))))
+    results = list(measure(subject, tests, Machine(1, 1e9, dict.fromkeys(FORMATS, 1e9))))
     assert [result.test for result in results] == tests
-    assert all(len(result.samples_ts) == 3 and min(result.samples_ts) > 0 for result in results)
+    assert [len(result.samples_ts) for result in results] == [2, 3, 3, 3, 3]
+    assert all(min(result.samples_ts) > 0 for result in results)
     assert subject.params == sum(array.size for array in _tensors(tiny).values())
     assert subject.model.pool._free  # closed sequences gave their blocks back
     assert len(subject.model.pool._free) == subject.model.pool._made
@@ -89,7 +90,7 @@ def test_too_long_for_the_context(tiny: Path) -> None:
     """Before anything is measured: half an hour later would be too late."""
     subject = open_checkpoint(str(tiny), 1, "f16")
     with pytest.raises(TfmError, match=r"pp1000 @ d25: found 1025 positions; allowed: at most 1024"):
-        next(measure(subject, [bench.Test("tg", 1), bench.Test("pp", 1000, depth=25)], 1, SLOW_MEMORY))
+        next(measure(subject, [bench.Test("tg", 1), bench.Test("pp", 1000, depth=25)], SLOW_MEMORY))
 
 
 def test_too_many_sequences_for_the_memory(tiny: Path) -> None:
@@ -97,7 +98,7 @@ def test_too_many_sequences_for_the_memory(tiny: Path) -> None:
     subject = open_checkpoint(str(tiny), 1, "f16")
     expected = r"tg1 b1000000000: found \d+\.\d GB of keys.*; allowed: at most .* that is free; (do: )?lower -b"
     with pytest.raises(TfmError, match=expected):
-        next(measure(subject, [bench.Test("tg", 1), bench.Test("tg", 1, batch=10**9)], 1, SLOW_MEMORY))
+        next(measure(subject, [bench.Test("tg", 1), bench.Test("tg", 1, batch=10**9)], SLOW_MEMORY))
     assert subject.model.pool.blocks_in_use == 0
 
 
@@ -150,6 +151,17 @@ def test_random_weights_take_no_memory(tmp_path: Path) -> None:
 def test_random_weights_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(TfmError, match="found 40 columns; allowed: a multiple of 32 columns for q4"):
         random_weights(config_of(tmp_path, LLAMA), "q4")
+    huge = config_of(tmp_path, {**LLAMA, "hidden_size": 3200, "vocab_size": 2**31 - 1})
+    with pytest.raises(
+        TfmError, match=r"memory: found 343\d+\.\d MB of weights; allowed: .* MB free; use a smaller shape"
+    ):
+        random_weights(huge, "q4")  # not after a minute, and by name
+
+
+def test_random_weights_for_a_long_context(tmp_path: Path) -> None:
+    """A model without learned positions has no matrix of them; a run of random numbers was made for one."""
+    config = config_of(tmp_path, {**LLAMA, "max_position_embeddings": 2**31 - 1})
+    assert random_weights(config, "f32").embed_tokens.columns == config.hidden_size
 
 
 # ---------------------------------------------------------------------------------------------- the machine

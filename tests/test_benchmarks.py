@@ -82,12 +82,13 @@ def results(measured_at: str = "2030-01-02T03:04:05+00:00") -> dict:
     }
 
 
-def test_readme_shows_the_newest_results(table: ModuleType) -> None:
+def test_documents_show_the_newest_results(table: ModuleType) -> None:
     """Guards against a table that was edited by hand, or not made again after a measurement."""
-    current = table.current()
-    assert current is not None, "no results: run benchmarks/against_peers.py"
-    readme = table.README.read_text(encoding="utf-8")
-    assert readme == table.with_section(readme, current), "run python benchmarks/table.py"
+    found = table.documents()
+    assert found.keys() == {table.README, table.OTHER_CPUS}, "no results: run benchmarks/against_peers.py"
+    for path, content in found.items():
+        text = path.read_text(encoding="utf-8")
+        assert text == table.with_section(text, content), "run python benchmarks/table.py"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -184,7 +185,7 @@ def test_section_is_replaced_and_the_rest_left_alone(table: ModuleType) -> None:
 @pytest.mark.parametrize("markers", ["", "{0}", "{1}\n{0}", "{0}\n{1}\n{0}\n{1}"])
 def test_section_needs_its_markers(table: ModuleType, markers: str) -> None:
     """Guards against a README that loses its markers, and its table silently with them."""
-    with pytest.raises(ValueError, match="README needs"):
+    with pytest.raises(ValueError, match="a document needs"):
         table.with_section(f"text\n{markers.format(table.BEGIN, table.END)}\n", "new")
 
 

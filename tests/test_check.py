@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,25 @@ def test_a_right_model(name: str, quantization: Any, threads: int, tmp_path: Pat
     assert [row.cases for row in rows[: 1 + threads]] == [1] + [13] * threads
     assert all(row.error == row.allowed == 0 for row in rows if row.cases > 1)
     assert [row.allowed for row in rows[:: 1 + threads]] == ([2e-4, 1e-3, 2e-2] if quantization is None else [3e-2] * 3)
+
+
+def test_a_very_narrow_model(tmp_path: Path) -> None:
+    """Guards a check that calls a right model wrong: one layer of 4 dimensions after the other makes more of rounded
+    keys and values than is allowed elsewhere. What is wrong by more than that is found all the same."""
+    sizes = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 6}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    folder = checkpoints.write_checkpoint(tmp_path, {**checkpoints.LLAMA, **sizes}, seed=0)
+    rows = {row.what: row for row in rows_of(folder, 1)}
+    assert all(row.passed for row in rows.values())
+    allowed = [rows[f"model, KV {kv}: float64"].allowed for kv in ("f32", "f16", "q8")]
+    assert allowed[0] == 2e-4
+    assert 1e-3 < allowed[1] < 0.1
+    assert 2e-2 < allowed[2] < 0.5
+    with closing(load(folder, threads=1)) as model:
+        subject = check.Subject(model)
+        exact = subject._exact[0]
+        off = exact + 1.1 * allowed[1] * (exact.max() - exact.min())
+        assert not subject.distance(off, "f16").passed
 
 
 def test_combinations() -> None:

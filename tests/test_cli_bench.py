@@ -75,6 +75,11 @@ def test_lists(parrot: Path) -> None:
     assert [row["batch"] for row in rows] == [1] * 4 + [3] * 4 + [1] * 4 + [3] * 4
     assert [row["depth"] for row in rows] == [0] * 8 + [70] * 8
     assert all(row["stddev_ts"] == 0 for row in rows)
+    rows = [
+        json.loads(line) for line in bench("-m", parrot, "-o", "jsonl", *QUICK, "-n", "2,1", "-r", "3,1").splitlines()
+    ]
+    found = [(row["test"], len(row["samples_ts"])) for row in rows]
+    assert found == [("pp3", 3), ("pp3", 1), ("tg2", 3), ("tg2", 1), ("tg1", 3), ("tg1", 1)]
 
 
 def test_zero_leaves_out(parrot: Path) -> None:
@@ -113,10 +118,11 @@ def test_config_errors(tmp_path: Path) -> None:
         (["-p", "-1"], "-p"),
         (["-p", "1,,2"], "-p"),
         (["-p", "x"], "-p"),
+        (["-p", "1" * 5000], "--n-prompt: found '111"),
         (["-n", "1.5"], "-n"),
         (["-b", "0"], "-b"),
         (["-d", "-5"], "-d"),
-        (["-r", "0"], "-r"),
+        (["-r", "1,0"], "-r"),
         (["--threads", "0"], "--threads"),
         (["--threads", "1,0"], "--threads"),
         (["--kv-type", "q4"], "'f32', 'f16', 'q8'"),
@@ -196,16 +202,18 @@ def test_wrong_kernel(parrot: Path) -> None:
     assert b"12 cases are wrong" in done.stderr
 
 
-def test_startup(parrot: Path) -> None:
-    """Whole processes; the first byte comes before the exit."""
-    rows = json.loads(bench("--startup", "-m", parrot, "-r", "2", "-o", "json"))
-    assert [row["command"] for row in rows] == ["tfm --help", "tfm generate -n 1"]
-    assert all(0 < row["first_byte_s"] <= row["exit_s"] and row["processes"] == 2 for row in rows)
+def test_startup(endless_parrot: Path) -> None:
+    """Whole processes, for each count of them; the first byte comes before the exit."""
+    rows = json.loads(bench("--startup", "-m", endless_parrot, "-r", "2,1", "-o", "json"))
+    assert [(row["command"], row["processes"]) for row in rows] == [
+        ("tfm --help", 2), ("tfm --help", 1), ("tfm generate -n 1", 2), ("tfm generate -n 1", 1),
+    ]  # fmt: skip
+    assert all(0 < row["first_byte_s"] <= row["exit_s"] for row in rows)
 
 
-def test_cold_startup_that_is_stopped(parrot: Path, tmp_path: Path) -> None:
+def test_cold_startup_that_is_stopped(endless_parrot: Path, tmp_path: Path) -> None:
     """The process that was measured went on, and made the cache anew that had been taken away."""
-    command = [TFM, "bench", "--startup", "--cold", "-m", parrot, "-r", "1"]
+    command = [TFM, "bench", "--startup", "--cold", "-m", endless_parrot, "-r", "1"]
     env = environment({"TMPDIR": str(tmp_path)})
     with subprocess.Popen(command, stdout=-1, stderr=-1, env=env) as process:
         end_s = time.monotonic() + 60
@@ -216,6 +224,13 @@ def test_cold_startup_that_is_stopped(parrot: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     time.sleep(0.5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_startup_of_a_model_that_says_nothing(parrot: Path) -> None:
+    """There is no first byte to wait for; the end of the process was told as one."""
+    done = run("bench", "--startup", "-m", parrot, "-r", "1")
+    assert done.returncode == 1
+    assert b"tfm generate: found no byte to wait for" in done.stderr
 
 
 def test_startup_of_a_model_that_does_not_load(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -200,7 +201,7 @@ SCARCE = (
     b"tfm: open files: this process may have no more; raise the limit (ulimit -n)\n",
     b"tfm: threads: this process may start no more; allow it more processes or memory (ulimit -u, ulimit -v)\n",
     b"tfm: memory: a library cannot be loaded; allow this process more (ulimit -v)\n",
-    b"tfm: memory: not enough; use a smaller model, lower --ctx or --kv-type q8\n",
+    b"tfm: memory: not enough; use a smaller model or a shorter context, or allow this process more (ulimit -v)\n",
 )
 LIMITED = """
 import resource, sys
@@ -225,10 +226,28 @@ def test_little_memory(parrot: Path, spare: int) -> None:
     limited(parrot, resource.RLIMIT_AS, spare)
 
 
+@pytest.mark.parametrize("megabytes", [200, 250, 300])
+def test_little_memory_to_measure(megabytes: int) -> None:
+    """It was "stdout: None" where llvmlite's library did not find room: llvmlite tells of that in words of its own."""
+    done = run_limited(resource.RLIMIT_AS, megabytes << 20, "bench", "--kernels", "norm", "-o", "jsonl")
+    if done.returncode == 0:
+        assert (done.stdout.count(b"\n") > 1, done.stderr) == (True, b"")
+    elif done.returncode == -signal.SIGABRT:  # LLVM's own end
+        assert done.stderr.startswith(b"LLVM ERROR: out of memory")
+    else:
+        assert done.returncode == 1
+        assert done.stderr in SCARCE
+
+
+def run_limited(number: int, spare: int, *arguments: object) -> "subprocess.CompletedProcess[bytes]":
+    """tfm with so much more than Python and tfm's first modules have."""
+    command = [sys.executable, "-c", LIMITED, f"{number},{spare}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=False, env=environment(), timeout=TIMEOUT_S)
+
+
 def limited(model: Path, number: int, spare: int) -> None:
     """A run with so much more than Python and tfm's first modules have; it does its work, or tells what is scarce."""
-    command = [sys.executable, "-c", LIMITED, f"{number},{spare}", "generate", "--raw", "--no-stdin", "-m", model, "\n"]
-    done = subprocess.run(command, capture_output=True, check=False, env=environment(), timeout=TIMEOUT_S)
+    done = run_limited(number, spare, "generate", "--raw", "--no-stdin", "-m", model, "\n")
     if done.returncode == 0:
         assert (done.stdout.decode(), done.stderr) == (ANSWER, b"")
     else:

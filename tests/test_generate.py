@@ -299,6 +299,14 @@ def test_empty_prompt(say: Any, tmp_path: Path) -> None:
         assert answer(model, []) == ("abc", "stop", 4)
 
 
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_chunks_that_cannot_be(tmp_path: Path, chunk: int) -> None:
+    """Logits of no pass at all are memory that nobody has written."""
+    model = load(write_checkpoint(tmp_path, LLAMA), threads=1)
+    with pytest.raises(TfmError, match=f"chunk: found {chunk}; allowed: a whole number from 1"):
+        model.logits([1, 2, 3], chunk=chunk)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1000])
 def test_prompt_in_chunks(tmp_path: Path, chunk: int) -> None:
     """A prompt cut where a chunk ends gave other tokens, or lost some."""

@@ -1,5 +1,6 @@
 """Packed weights in the cache: mapped by the next start, never those of another checkpoint, never in the way."""
 
+import ast
 import os
 import shutil
 import signal
@@ -7,15 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
 import pytest
 
-from tfm.engine import load, packed
+from tfm.engine import TfmError, load, packed
 from tfm.engine import model as model_module
+from tfm.engine.image import Plan
 from tfm.engine.summary import summarize
 from tfm.kernels import packing
+from tfm.kernels.jit import Entry
 from tfm.kernels.new_file import PREFIX, sweep
 
 CONFIG = checkpoints.FLOATS["llama-wide"]
@@ -34,6 +38,19 @@ def write(folder: Path, seed: int = 0, dtype: str = "F32") -> Path:
     checkpoints.write_checkpoint(folder, CONFIG, dtype=dtype, seed=seed)
     time.sleep(packed.YOUNG_NS / 1e9 + 0.05)
     return folder
+
+
+def test_layout_digest_covers_what_makes_an_image() -> None:
+    """Guards a layout that changes while its name stays: weights that were packed before would be read wrongly."""
+    engine = Path(packed.__file__).parent
+    imported = set()
+    for node in ast.walk(ast.parse((engine / "image.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfm."):
+            imported.add(engine.parent.joinpath(*node.module.split(".")[1:]).with_suffix(".py"))
+    entries = [value for value in vars(packing).values() if isinstance(value, Entry)]
+    assert entries
+    imported |= {engine.parent.joinpath(*entry.module.split(".")[1:]).with_suffix(".py") for entry in entries}
+    assert imported - {engine / "progress.py"} <= set(packed.layout_sources())
 
 
 def logits(folder: Path) -> bytes:
@@ -61,6 +78,38 @@ def test_the_next_start_maps_the_image(tmp_path: Path) -> None:
     assert size == image.stat().st_size
     assert model.logits(IDS).tobytes() == expected
     model.close()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("how", ["replaced", "written", "linked"])
+def test_a_checkpoint_that_changes_while_it_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, is_kept: bool
+) -> None:
+    """Guards against weights that are a mixture of two checkpoints: they ran without a word. A link changes nothing."""
+    folder, other = write(tmp_path / "model"), write(tmp_path / "other", seed=1)
+    expected = logits(write(tmp_path / "same"))
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0 if is_kept else 1 << 40)
+    write_plan, weights = Plan.write, folder / "model.safetensors"
+
+    def change_and_write(*arguments: Any) -> None:
+        monkeypatch.setattr(Plan, "write", write_plan)
+        if how == "replaced":
+            os.replace(other / "model.safetensors", weights)
+        elif how == "written":
+            weights.write_bytes((other / "model.safetensors").read_bytes())
+        else:
+            os.link(weights, tmp_path / "link")
+        write_plan(*arguments)
+
+    monkeypatch.setattr(Plan, "write", change_and_write)
+    shutil.rmtree(packed._root(), ignore_errors=True)
+    if how == "linked":
+        assert logits(folder) == expected
+        return
+    with pytest.raises(TfmError, match=r"model/model\.safetensors: changed while it was read; another program"):
+        load(folder, threads=1)
+    assert images() == []
+    assert logits(folder) != expected
 
 
 def test_a_start_compiles_only_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """tfm bench: how fast a model runs here, and how far that is from what the machine can do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from tfm.cli.options import KV_TYPES, Command, group, model_option, quiet_option
 from tfm.cli.output import Notes, Output
 from tfm.cli.records import SHAPES, Records
 from tfm.cli.units import size
-from tfm.cli.values import WholeType, wrong_value
+from tfm.cli.values import wrong_value
 
 if TYPE_CHECKING:
     from tfm.engine.bench import Result, Subject, Test
@@ -37,11 +38,14 @@ class CountsType(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        words = value.split(",")
-        if not all(word.strip().isdecimal() and int(word) >= self.least for word in words):
+        try:
+            counts = tuple(map(int, value.split(",")))
+        except ValueError:  # also of a number with thousands of digits
+            counts = ()
+        if not counts or min(counts) < self.least:
             allowed = f"whole numbers from {self.least} with commas between, such as 128,512"
             raise wrong_value(param, ctx, value, allowed)
-        return tuple(int(word) for word in words)
+        return counts
 
 
 def counts(*names: str, least: int, default: str | None, text: str) -> Callable[[Any], Any]:
@@ -60,7 +64,7 @@ class TestOptions:
     batch: tuple[int, ...]
     depth: tuple[int, ...]
     threads: tuple[int, ...] | None
-    repetitions: int
+    repetitions: tuple[int, ...]
     kv_type: str
 
     def tests(self) -> "list[Test]":
@@ -68,9 +72,8 @@ class TestOptions:
         from tfm.engine.bench import Test
 
         kinds = [("pp", count) for count in self.n_prompt if count] + [("tg", count) for count in self.n_gen if count]
-        return [
-            Test(kind, count, batch, depth) for depth in self.depth for batch in self.batch for kind, count in kinds
-        ]
+        each = product(self.depth, self.batch, kinds, self.repetitions)
+        return [Test(kind, count, batch, depth, runs) for depth, batch, (kind, count), runs in each]
 
 
 test_options = group("what", TestOptions, [
@@ -79,10 +82,7 @@ test_options = group("what", TestOptions, [
     counts("-b", "--batch", least=1, default="1", text="Sequences side by side."),
     counts("-d", "--depth", least=0, default="0", text="Tokens that a sequence has before."),
     counts("--threads", least=1, default=None, text="Processors to use; default: all."),
-    click.option(
-        "-r", "--repetitions", type=WholeType(1), default=5, show_default=True, metavar="N",
-        help="Runs of each test, after one that is not counted.",
-    ),
+    counts("-r", "--repetitions", least=1, default="5", text="Runs of each test, after one that is not counted."),
     click.option("--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Keys and values."),
 ])  # fmt: skip
 
@@ -199,7 +199,7 @@ def _bench_model(
             progress(MACHINE, 0, None)
             machine = roofline.measure_machine(count)
             progress(MACHINE, 1, 1)
-            for result in measure(subject, tests, what.repetitions, machine, progress):
+            for result in measure(subject, tests, machine, progress):
                 records.add(_as_record(result, shape), _cells(result))
             records.footer.append(_limits(machine))
             _tell_of_busy_machine(subject, records, notes, shape)
@@ -278,7 +278,7 @@ def _kernel_cells(result: "KernelResult") -> "Iterator[str]":
         yield f"{seconds * 1e6:.1f} µs"
 
 
-def _bench_starts(output: Output, shape: str, ref: str, repetitions: int, cold: bool, notes: Notes) -> None:
+def _bench_starts(output: Output, shape: str, ref: str, repetitions: Sequence[int], cold: bool, notes: Notes) -> None:
     from tfm.cli.startup import measure_starts
     from tfm.engine.hub import resolve
 

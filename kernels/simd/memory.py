@@ -113,7 +113,7 @@ def _poke(name: str) -> Any:
     return poke
 
 
-peek_f32, peek_u8, peek_u16, peek_i32, peek_u32, peek_i64 = map(_peek, ("f32", "u8", "u16", "i32", "u32", "i64"))
+peek_f32, peek_u8, peek_u16, peek_u32, peek_i64 = map(_peek, ("f32", "u8", "u16", "u32", "i64"))
 poke_f32, poke_f64, poke_i8, poke_u16, poke_i32, poke_u32, poke_i64 = map(
     _poke, ("f32", "f64", "i8", "u16", "i32", "u32", "i64")
 )

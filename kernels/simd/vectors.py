@@ -14,8 +14,8 @@ TARGET = current_target()
 # Rows of activations that a micro-kernel takes at once: an AVX2 machine has 16 registers, and 6 rows of 16 lanes are 12
 # accumulators; AVX-512 has 32 of twice the size. aarch64 has 32 of half the size: 5 rows leave no accumulator in memory
 # on any CPU that LLVM knows, 6 do on some, where 32 columns of q4 then take 106 instructions a row, not 88.
-PANELS_AT_ONCE = 2 if TARGET.has_avx512 else 1  # tiles that the registers hold side by side
 TILE = 8 if TARGET.has_avx512 else 5 if TARGET.is_aarch64 else 6
+PANELS_AT_ONCE = 2 if TARGET.has_avx512 else 1  # tiles that the registers hold side by side
 
 F32, F64, F16 = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
