@@ -12,6 +12,7 @@ from statistics import median
 
 from tfm.engine.errors import TfmError
 from tfm.engine.progress import Progress
+from tfm.engine.store import run_folder
 
 TFM = (sys.executable, "-c", "import sys; from tfm.cli.main import main; sys.exit(main())")
 
@@ -51,7 +52,7 @@ def measure_starts(ref: str, repetitions: Sequence[int], cold: bool, progress: P
             firsts, exits = zip(*times, strict=True)
             yield Start(label, count, median(firsts), median(exits))
     if cold:
-        with tempfile.TemporaryDirectory() as empty:
+        with tempfile.TemporaryDirectory(dir=run_folder()) as empty:
             yield Start("tfm generate -n 1, cold", 1, *_run(generate, {"TFM_CACHE": empty}))
 
 

@@ -133,7 +133,7 @@ def explaining_damage(folder: Path) -> Iterator[None]:
 def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:
     """The model in the temporary folder of this process, made at the first call."""
     try:
-        folder = _run_folder() / name
+        folder = run_folder() / name
         if not (folder / "model").exists():
             remove_folder(folder)
             folder.mkdir()
@@ -148,7 +148,7 @@ def _made_for_this_run(name: str, make: Callable[[Path], None]) -> Path:
 
 
 @cache
-def _run_folder() -> Path:
+def run_folder() -> Path:
     """A folder that is removed when this process ends; after a kill, the next process that makes one removes it."""
     import tempfile
 
@@ -170,9 +170,9 @@ def _remove_run_folder(folder: Path, process: int, lock: "BaseFileLock") -> None
 
 def remove_run_folder() -> None:
     """Before the process is ended from the side: what was made for it only goes with it."""
-    if _run_folder.cache_info().currsize:
-        remove_folder(_run_folder())
-        _run_folder.cache_clear()
+    if run_folder.cache_info().currsize:
+        remove_folder(run_folder())
+        run_folder.cache_clear()
 
 
 def _sweep_run_folders() -> None:
