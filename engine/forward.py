@@ -142,9 +142,9 @@ def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None
     heads = layer.heads
     num_q, num_kv, size = heads.num_attention_heads, heads.num_key_value_heads, heads.head_size
     panels = size // LANES
-    first, last = share(num_q + num_kv, me)
-    project_some(layer.q_proj, step, me, read, first * panels, min(last, num_q) * panels, 0)
-    project_some(layer.k_proj, step, me, read, max(0, first - num_q) * panels, (last - num_q) * panels, num_q * size)
+    first_q, last_q, first_k, last_k = share_heads(heads, me)
+    project_some(layer.q_proj, step, me, read, first_q * panels, last_q * panels, 0)
+    project_some(layer.k_proj, step, me, read, first_k * panels, last_k * panels, num_q * size)
     first_value, last_value = share_values(heads, step.kv_type, me)
     project_some(layer.v_proj, step, me, read, first_value, last_value, (num_q + num_kv) * size)
     for i in range(step.num_spans):
@@ -153,12 +153,12 @@ def project_heads(step: Record, layer: Record, me: Record, read: Record) -> None
             position = span.position + j
             block = peek_i64(span.blocks + 8 * (position // KV_BLOCK)) + layer.cache_offset
             row = step.heads_out + (span.first + j) * step.heads_stride
-            for h in range(first, last):
-                vector = row + 4 * size * h
+            for h in range(first_q, last_q):
+                turn_head(layer.rope, position, row + 4 * size * h)
+            for h in range(first_k, last_k):
+                head, vector = block + h * bytes_of_head(step.kv_type, size), row + 4 * size * (num_q + h)
                 turn_head(layer.rope, position, vector)
-                if h >= num_q:
-                    head = block + (h - num_q) * bytes_of_head(step.kv_type, size)
-                    append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
+                append_key(step.kv_type, head, position % KV_BLOCK, heads.head_dim, size, vector)
             for h in range(first_value // panels, -(-last_value // panels)):
                 head, vector = block + h * bytes_of_head(step.kv_type, size), row + 4 * size * (num_q + num_kv + h)
                 begin, end = max(0, first_value - h * panels), min(panels, last_value - h * panels)
@@ -171,6 +171,17 @@ def turn_head(rope: Record, position: int, vector: int) -> None:
     if rope.half != 0:
         turn = 4 * rope.half * position
         rotate(vector, rope.cos + turn, rope.sin + turn, rope.half, rope.interleaved)
+
+
+@jit
+def share_heads(heads: Record, me: Record) -> tuple[int, int, int, int]:
+    """This thread's heads, first and last + 1 of the queries and of the keys. In the order that is shared out each key
+    comes after the queries that read it: to keep a key takes longer than to turn a query."""
+    num_kv = heads.num_key_value_heads
+    group = heads.num_attention_heads // num_kv
+    first, last = share((group + 1) * num_kv, me)
+    first_k, last_k = first // (group + 1), last // (group + 1)
+    return group * first_k + first % (group + 1), group * last_k + last % (group + 1), first_k, last_k
 
 
 @jit
