@@ -18,7 +18,7 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 COMMANDS = """pip install -e '.[peers]'
 python benchmarks/against_peers.py
 python benchmarks/rows_against_loop.py
-python benchmarks/constraint_cost.py
+python benchmarks/constraint_cost.py --repetitions 61
 python benchmarks/table.py"""
 PACKAGES = {
     "llama_cpp": ("llama-cpp-python",),
