@@ -146,14 +146,15 @@ def case_test(case: Case, sides: Sides) -> Test:
         if not is_model or name != "tfm":
             return run()["seconds"]
         limits = sides.limits()
-        before_s = sides.loops.run(bytes=half)["seconds"] if half else 0.0
+        before_s = sides.loops.run(bytes=half)["seconds"] if half else None
         answer = run(limits)
         limit_s, test.limit = answer["limit_s"], answer["limit"]
         # Memory of a machine that is shared was seen to give 34 GB/s in one second and 58 in the next: half of what a
         # run reads is read right before it, and half right after.
         if test.limit == "memory":
             half = limit_s * limits["bytes_s"] / 2
-            limit_s = before_s + sides.loops.run(bytes=half)["seconds"]
+            after_s = sides.loops.run(bytes=half)["seconds"]
+            limit_s = after_s + (after_s if before_s is None else before_s)
         test.limits_s.append(round(limit_s, 6))
         return answer["seconds"]
 

@@ -186,7 +186,7 @@ class Subject:
     def _error(self, found: Logits | Array) -> float:
         exact, _ = self._exact
         with np.errstate(all="ignore"):
-            return float(np.abs(found - exact).max() / (exact.max() - exact.min()))
+            return float(np.abs(found - exact).max() / ((exact.max() - exact.min()) or 1.0))
 
     def _rounding_error(self, kv_type: str) -> float:
         """What rounding keys and values does to the logits where all else is float64; 0 where they overflow."""

@@ -97,6 +97,7 @@ def make_image(
     from tfm.engine.image import Plan
     from tfm.engine.weights import load_weights
 
+    seen = _files(folder, ())  # before a header is read: the places of its tensors are of that file
     checkpoint = Checkpoint(folder)
     files = _files_of(checkpoint)
     plan = Plan(config, load_weights(checkpoint, config))
@@ -108,12 +109,12 @@ def make_image(
         if file is None:
             memory = aligned_empty(plan.size)
             plan.write(memory, threads, progress)
-            _refuse_changed(folder, files)
+            _refuse_changed(folder, seen + files)
             return memory
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_content, folder, files)
             plan.write(np.frombuffer(mmap.mmap(file.fileno(), plan.size), np.uint8), threads, progress)
-        _refuse_changed(folder, files)
+        _refuse_changed(folder, seen + files)
         with suppress(OSError):  # a disk that is full now: the weights are in memory all the same
             _keep(file, folder, files, reading.result())
         kept = find_image(folder)

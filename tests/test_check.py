@@ -214,6 +214,17 @@ def test_a_very_narrow_model(tmp_path: Path) -> None:
         assert not subject.distance(off, "f16").passed
 
 
+def test_logits_that_are_all_the_same(tmp_path: Path) -> None:
+    """Guards a model whose logits have no spread, which was divided by: it was called too far from float64."""
+    folder = checkpoints.write_checkpoint(tmp_path, checkpoints.PLAIN)
+    for name in load_file(folder / "model.safetensors"):
+        if name.startswith("unembed"):
+            damage(folder, name, lambda values: values.fill(0))
+    rows = rows_of(folder, 1)
+    assert [row.error for row in rows] == [0] * len(rows)
+    assert all(row.passed for row in rows)
+
+
 def test_combinations() -> None:
     """Guards a cache that is tried with some chunks only: over the types of keys and values, all with all."""
     for threads in (1, 2, 8):

@@ -112,6 +112,20 @@ def test_a_checkpoint_that_changes_while_it_is_packed(
     assert logits(folder) != expected
 
 
+def test_a_checkpoint_that_is_replaced_before_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the moment between a header, which says where tensors lie, and the file that they are then read from."""
+    folder, other = write(tmp_path / "model"), write(tmp_path / "other", seed=1)
+    files_of = packed._files_of
+
+    def replace_and_look(checkpoint: Any) -> Any:
+        os.replace(other / "model.safetensors", folder / "model.safetensors")
+        return files_of(checkpoint)
+
+    monkeypatch.setattr(packed, "_files_of", replace_and_look)
+    with pytest.raises(TfmError, match="changed while it was read"):
+        load(folder, threads=1)
+
+
 def test_a_start_compiles_only_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards a start with packed weights, but without what packs them (after an update): it began to compile that, and
     threw it away, each time."""
