@@ -30,7 +30,7 @@ from tfm.kernels.quantize import quantize_row
 from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, SPAN, THREAD
 from tfm.kernels.rope import rotate
 from tfm.kernels.simd import address_of, peek_i64, poke_i64, prefetch, record_at
-from tfm.kernels.team import barrier, next_step, now_ns, publish, share
+from tfm.kernels.team import barrier, begin_step, next_step, publish, share
 
 LAYER_BYTES, SPAN_BYTES = LAYER.itemsize, SPAN.itemsize
 NO_NORM = NORMS["none"]
@@ -290,18 +290,16 @@ def copy_rows(step: Record, me: Record, source: int, stride: int, columns: int, 
 def run(thread: int) -> int:
     """The entry: thread 0 gives out one step and runs it; a helper runs all that are given out, until the team ends.
 
-    Gives how many ns thread 0's step took, where other processes held it up so long that one thread may well be faster,
-    and else 0.
+    Gives how many ns thread 0 waited for the others.
     """
     me = thread_at(thread)
     if me.index != 0:
         while next_step(me):
             forward(step_at(me.work), me)
         return 0
-    me.waited_ns, begun_ns = 0, now_ns(me)
+    begin_step(me)
     if me.threads > 1:
         publish(me.team)
     forward(step_at(me.work), me)
-    # With a fair share each, the threads are faster than one unless more than 1 - 1 / threads is waiting.
-    taken_ns = now_ns(me) - begun_ns
-    return taken_ns if me.waited_ns * me.threads > taken_ns * (me.threads - 1) else 0
+    waited_ns: int = me.waited_ns
+    return waited_ns

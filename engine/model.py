@@ -176,7 +176,7 @@ class Model:
         numbers = [rows, len(part), len(picked), segments if is_split else 0, logits, tokens_at, spans_at, picked_at]
         numbers += tokens + spans + picked
         self._changing[: len(numbers)] = numbers
-        self._team.run()
+        self._team.run(rows)
         self._small_steps += rows <= SPLIT_ROWS
         if self._small_steps == STEPS_TO_STAY:
             self.take_weights()

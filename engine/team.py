@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfm.engine import records
+from tfm.engine.busy import Busy
 from tfm.kernels.jit import Entry, Progress
 from tfm.kernels.logits import SUM_EXPONENTIALS
 from tfm.kernels.packing import aligned_empty
@@ -44,32 +45,6 @@ def _activation_strides(columns: int) -> dict[str, int]:
     return {"values": 4 * GROUP * groups, "quantized": GROUP * groups, "groups": 16 * groups}
 
 
-MOST_PATIENCE = 32
-
-
-class Busy:
-    """Whether other processes keep the processors busy: then helpers come late, and one thread alone is faster.
-
-    A step that was held up is followed by steps alone, for `patience` times as long as it took; that doubles each time
-    the processors are found busy again, and halves with each step of the team that was not held up. With a busy loop on
-    one of two processors a step that takes 3.5 ms alone took 70: to try the team then costs a thirtieth.
-    """
-
-    def __init__(self) -> None:
-        self.patience, self._until_ns = 1, 0
-
-    def is_now(self) -> bool:
-        return self._until_ns != 0 and time.monotonic_ns() < self._until_ns
-
-    def note(self, held_up_ns: int) -> None:
-        """After a step of the team: how long it took where it was held up, else 0."""
-        if held_up_ns:
-            self._until_ns = time.monotonic_ns() + self.patience * held_up_ns
-            self.patience = min(2 * self.patience, MOST_PATIENCE)
-        else:
-            self.patience, self._until_ns = max(1, self.patience // 2), 0
-
-
 class Team:
     """`threads` threads, this one among them, that run the step at address `work`.
 
@@ -81,7 +56,7 @@ class Team:
     def __init__(
         self, threads: int, work: int, columns: int, scratch_bytes: int, alone_when_busy: bool = True
     ) -> None:  # fmt: skip
-        self.threads, self.lock, self._alone_when_busy = threads, threading.RLock(), alone_when_busy
+        self.threads, self.lock, self._alone_when_busy = threads, threading.RLock(), alone_when_busy and threads > 1
         self._busy = Busy()
         self.steps_alone = 0  # of all so far
         self._sizes = work, columns, scratch_bytes
@@ -103,8 +78,8 @@ class Team:
             scratch = aligned_empty(scratch_bytes)
             clock = aligned_empty(16)
             self._memory += [acts, memory, scratch, clock]
-            addresses = acts.ctypes.data, scratch.ctypes.data, 0, clock.ctypes.data
-            self._records[index] = (index, self.threads, team, 0, 0, work, *addresses)
+            addresses = acts.ctypes.data, scratch.ctypes.data
+            self._records[index] = (index, self.threads, team, 0, 0, work, *addresses, 0, 0, clock.ctypes.data)
         for index in range(1, self.threads):
             helper = threading.Thread(target=_help, args=(self._records, index, self._memory), daemon=True)
             helper.start()
@@ -115,8 +90,8 @@ class Team:
         """Load or compile what the team runs."""
         RUN.prepare(progress)
 
-    def run(self) -> None:
-        """Run the step; back when it is done. It is one call, so that no signal can come in between.
+    def run(self, rows: int) -> None:
+        """Run the step, of so many rows; back when it is done. It is one call, so that no signal can come in between.
 
         Where other processes keep the processors busy, this thread runs some steps alone.
         """
@@ -124,11 +99,14 @@ class Team:
             self._start()
         is_alone = self._busy.is_now()
         self._threads_of[0] = 1 if is_alone else self.threads
-        held_up_ns = RUN(self._address)
+        begun_ns, used_ns = time.monotonic_ns(), time.thread_time_ns()
+        waited_ns = RUN(self._address)
+        taken_ns, used_ns = time.monotonic_ns() - begun_ns, time.thread_time_ns() - used_ns
         if is_alone:
             self.steps_alone += 1
+            self._busy.note_alone(rows, taken_ns)
         elif self._alone_when_busy:
-            self._busy.note(held_up_ns)
+            self._busy.note_together(rows, taken_ns, waited_ns + taken_ns - used_ns)
 
     def close(self) -> None:
         """End the helpers. A later step starts new ones."""

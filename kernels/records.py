@@ -51,9 +51,10 @@ HEADS = _record(
 # position .. position + count - 1; blocks is the address of the sequence's table of block addresses.
 SPAN = _record("first", "count", "position", "blocks")
 
-# A thread of the team, and what it alone writes. waited_ns is its time at barriers; clock is room for the time of day.
+# A thread of the team, and what it alone writes. waited_ns is its time at barriers, spins how often a wait looks before
+# it naps; clock is room for the time of day.
 THREAD = _record(
-    "index", "threads", "team", "episode", "step", "work", "activations", "scratch", "waited_ns", "clock"
+    "index", "threads", "team", "episode", "step", "work", "activations", "scratch", "waited_ns", "spins", "clock"
 )  # fmt: skip
 
 # What the threads share: arrivals at barriers, the number of the step, helpers that sleep, the order to end; and a

@@ -16,7 +16,7 @@ from tfm.kernels.simd import atomic_add, atomic_load, atomic_store, pause, peek_
 
 # With a busy process on each of two processors, decoding made 249 tok/s with these figures, 220 with one thread, and 90
 # with 2,000 spins and then sched_yield, which gives the rest of the time slice away to whoever is busy.
-SPINS = 20000  # half a millisecond
+SPINS = 20000  # half a millisecond, in the first wait of a step
 QUICK_SPINS = 200  # 5 us: so long a wait is no sign of anything
 NAP_US = 50
 IDLE_SPINS = 20000  # between steps: about as long as sampling and detokenising take
@@ -43,7 +43,11 @@ def now_ns(me):
 
 @jit
 def barrier(me):
-    """Wait until every thread of the team has come here. A wait that is not short is added to me.waited_ns."""
+    """Wait until every thread of the team has come here. A wait that is not short is added to me.waited_ns.
+
+    A wait that came to naps halves the spins of those after it, until the step ends: where two threads of a team share
+    a processor, who spins keeps the other from coming. A step took 70 ms there and takes 13.
+    """
     if me.threads == 1:
         return
     me.episode += 1
@@ -55,14 +59,21 @@ def barrier(me):
         tries += 1
     if tries < QUICK_SPINS:
         return
-    begun_ns = now_ns(me)
+    begun_ns, spins = now_ns(me), me.spins
     while atomic_load(me.team + TEAM_ARRIVED) < target:
-        if tries < SPINS:
+        if tries < spins:
             pause()
         else:
+            me.spins = spins // 2
             usleep(np.uint32(NAP_US))
         tries += 1
     me.waited_ns += now_ns(me) - begun_ns
+
+
+@jit
+def begin_step(me):
+    """What a thread forgets of the step before."""
+    me.waited_ns, me.spins = 0, SPINS
 
 
 @jit
@@ -92,6 +103,7 @@ def next_step(me):
             pthread_cond_wait(team + TEAM_CONDITION, team + TEAM_MUTEX)
         atomic_add(team + TEAM_SLEEPERS, -1)
         pthread_mutex_unlock(team + TEAM_MUTEX)
+    begin_step(me)
     return atomic_load(team + TEAM_STOP) == 0
 
 

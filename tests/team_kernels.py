@@ -10,7 +10,7 @@ from tfm.kernels.jit import Entry, jit
 from tfm.kernels.kv_block import heads_at
 from tfm.kernels.records import THREAD
 from tfm.kernels.simd import atomic_add, pause, peek_i64, poke_i64, record_at
-from tfm.kernels.team import barrier, next_step, publish
+from tfm.kernels.team import barrier, begin_step, next_step, publish
 
 MOST_THREADS = 8
 # rounds: barriers of a step; delay: the most pauses before each; marks: int64 [2, MOST_THREADS], what threads wrote;
@@ -43,17 +43,19 @@ def work_through(me: Any, work: int, seed: int) -> None:
 
 
 @jit
-def run(thread: int) -> None:
+def run(thread: int) -> int:
     """As engine/forward.py's: thread 0 gives out one step and runs it, a helper runs all of them."""
     me = thread_at(thread)
     if me.index == 0:
+        begin_step(me)
         me.step += 1
         if me.threads > 1:
             publish(me.team)
     while me.index == 0 or next_step(me):
         work_through(me, me.work, me.index * 7919 + me.step)
         if me.index == 0:
-            return
+            break
+    return me.waited_ns
 
 
 RUN = Entry("team_kernels:run", "i")

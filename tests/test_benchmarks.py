@@ -249,7 +249,8 @@ def test_all_that_is_asked_is_measured(against: ModuleType, asked: ModuleType, m
     """Guards against a name in one table and not in the other: what is asked of it would never be looked at."""
     of_rows = {f"batch {kind}" for kind in script("rows_against_loop", monkeypatch).TITLES}
     of_constraints = {f"constraint {kind}" for kind in script("constraint_cost", monkeypatch).GRAMMARS}
-    assert set(asked.ASKED) <= set(against.TESTS) | of_rows | of_constraints
+    of_busy = {f"busy {name}" for name in script("busy_machine", monkeypatch).COUNTS}
+    assert set(asked.ASKED) <= set(against.TESTS) | of_rows | of_constraints | of_busy
     for case in against.CASES:
         names = [side.name for side in case.sides]
         assert names[0] == "tfm"

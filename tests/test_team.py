@@ -17,6 +17,7 @@ import pytest
 import team_kernels
 
 from tfm.engine import load, team
+from tfm.engine.busy import ENOUGH_AHEAD, FEWEST_ALONE, MOST_PATIENCE, Busy
 from tfm.engine.model import Model
 from tfm.kernels.records import HEADS, KV_TYPES, LANES, THREAD
 
@@ -38,7 +39,7 @@ class Crew:
         """A step of so many barriers; every thread must have run it and seen all others' marks."""
         before = int(self.job["steps"][0])
         self.job["rounds"], self.job["delay"] = rounds, delay
-        self.team.run()
+        self.team.run(1)
         assert self.job["steps"][0] - before == self.threads
         assert self.job["wrong"][0] == 0
 
@@ -168,6 +169,33 @@ def decode(model: Model, ids: list[int]) -> bytes:
     """The bytes of the logits after each of ids, one step a token."""
     with model.sequence() as sequence:
         return b"".join(model.step([(sequence, [token])]).tobytes() for token in ids)
+
+
+PINNED = """
+import os
+from test_team import IDS, decode
+from tfm.engine import load
+
+model = load({folder!r}, threads=2)
+expected = decode(model, IDS)
+before = model.steps_alone
+for thread in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(thread), [min(os.sched_getaffinity(0))])
+for _ in range(20):
+    assert decode(model, IDS) == expected
+alone = model.steps_alone - before
+assert alone > 150, f"{{alone}} of 200 steps ran alone"
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are pinned through /proc")
+def test_two_threads_on_one_processor(folder: Path) -> None:
+    """Guards the fallback: two threads that have one processor between them wait for each other at each barrier, and
+    no test failed when the team went on so, at a tenth of the speed."""
+    script = PINNED.format(folder=str(folder))
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_two_models_in_one_process(folder: Path, tmp_path: Path) -> None:
@@ -339,22 +367,53 @@ def test_forked_child_ends_in_peace(folder: Path) -> None:
 def test_patience_with_busy_processors() -> None:
     """Guards a machine that stays busy, where each try of the team costs twenty steps alone: tries get rarer, and one
     that happens to be quick does not begin all over. And one that is quiet again: the next try comes soon."""
-    busy, held_up_ns, waits_ns = team.Busy(), 2_000_000, []
+    busy, alone_ns, lost_ns, waits = Busy(), 100_000, 500_000, []
     assert not busy.is_now()
-    for _ in range(7):
-        busy.note(held_up_ns)
+    for _ in range(6):
+        taken_ns = lost_ns + (alone_ns if waits else 0)  # before the first step alone nothing is known of one
+        busy.note_together(1, taken_ns, held_up_ns=taken_ns)
         begun_ns = time.monotonic_ns()
         while busy.is_now():
-            pass
-        waits_ns.append((time.monotonic_ns() - begun_ns) / held_up_ns)
-    assert [wait >= 0.9 * least for wait, least in zip(waits_ns, (1, 2, 4, 8, 16, 32, 32), strict=True)] == [True] * 7
-    busy.note(0)
-    assert (busy.is_now(), busy.patience) == (False, team.MOST_PATIENCE // 2)
-    busy.note(10**10)
-    assert (busy.is_now(), busy.patience) == (True, team.MOST_PATIENCE)
-    for _ in range(6):
-        busy.note(0)
-    assert (busy.is_now(), busy.patience) == (False, 1)
+            busy.note_alone(1, alone_ns)
+        waits.append((time.monotonic_ns() - begun_ns) / lost_ns)
+    assert [wait >= 0.9 * least for wait, least in zip(waits, (1, 4, 16, 64, 256, 256), strict=True)] == [True] * 6
+    assert busy.patience == MOST_PATIENCE
+    for _ in range(8 * (ENOUGH_AHEAD + 1) * 2):  # eight halvings; each of these steps wins half of one alone
+        busy.note_together(1, alone_ns // 2, held_up_ns=0)
+        assert not busy.is_now()
+    assert busy.patience == 1
+
+
+def test_slow_steps_that_nobody_held_up() -> None:
+    """Guards a quiet machine: in a longer context steps take longer than one that ran alone some time ago, and a pass
+    of a prompt was to run alone for that. What was won beforehand bears a step that was held up a little."""
+    busy = Busy()
+    busy.note_together(1, 1000, held_up_ns=900)
+    assert busy.is_now()
+    while busy.is_now():
+        busy.note_alone(1, 1000)
+    for _ in range(100):
+        busy.note_together(1, 5000, held_up_ns=2400)
+        assert not busy.is_now()
+    for _ in range(40):
+        busy.note_together(1, 500, held_up_ns=0)
+    busy.note_together(1, 4000, held_up_ns=3500)
+    assert not busy.is_now()
+    busy.note_together(1, 4000, held_up_ns=3500)
+    assert busy.is_now()
+
+
+def test_some_steps_at_least_run_alone() -> None:
+    """Guards what is held against a try: a single step alone may be one that was held up itself."""
+    busy = Busy()
+    for fewest in (1, 4, FEWEST_ALONE):
+        busy.note_together(1, 1001, held_up_ns=1000)
+        time.sleep(0.01)  # far longer than what was lost, times patience
+        steps = 0
+        while busy.is_now():
+            busy.note_alone(1, 1000)
+            steps += 1
+        assert steps == fewest
 
 
 def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
@@ -364,10 +423,11 @@ def test_alone_where_others_are_busy(crew: Callable[[int], Crew]) -> None:
     counts = []
     for round_ in range(60):
         if round_ % 7 == 0:
-            crowd.team._busy.note(held_up_ns=1_000_000)  # as if the processors had been found busy, for some steps
+            # As if the processors had been found busy: some steps alone.
+            crowd.team._busy.note_together(1, 1_000_000, held_up_ns=1_000_000)
         before = int(crowd.job["steps"][0])
         crowd.job["rounds"] = 5
-        crowd.team.run()
+        crowd.team.run(1)
         counts.append(int(crowd.job["steps"][0]) - before)
         assert crowd.job["wrong"][0] == 0
     assert counts[0] == 1
