@@ -3,7 +3,8 @@
 import time
 
 MOST_PATIENCE = 256  # with 64, and a busy loop on each of two processors, decoding was 4 % slower than with one thread
-FEWEST_ALONE = 8  # one step alone may be all of the processor's time or have none of it
+LEAST_ALONE_NS = 40_000_000  # some time slices: what one step takes is all of a processor's time, or none of it
+MOST_ALONE_NS = 4_000_000_000  # a pass of a prompt may lose a second; the machine may be quiet soon
 ENOUGH_AHEAD = 4
 
 
@@ -19,19 +20,20 @@ class Busy:
 
     def __init__(self) -> None:
         self.patience = 1
-        self._alone_ns: dict[int, float] = {}  # of a step of so many rows, when it last ran alone
+        self._alone_ns: dict[int, float] = {}  # of a step of so many rows, the mean of when steps last ran alone
+        self._counts: dict[int, int] = {}  # of steps in that mean
         self._ahead_ns = 0.0  # won since the team runs again, less what was lost
-        self._until_ns = self._least = self._count = 0  # of steps alone: their end, how many at least and so far
+        self._until_ns = 0
 
     def is_now(self) -> bool:
         """Whether the next step is to run alone."""
-        return self._count < self._least or time.monotonic_ns() < self._until_ns
+        return time.monotonic_ns() < self._until_ns
 
     def note_alone(self, rows: int, taken_ns: int) -> None:
         """After a step that ran alone."""
-        self._count += 1
-        mean_ns = self._alone_ns.get(rows, 0.0) if self._count > 1 else 0.0
-        self._alone_ns[rows] = mean_ns + (taken_ns - mean_ns) / self._count
+        count = self._counts[rows] = self._counts.get(rows, 0) + 1
+        mean_ns = self._alone_ns.get(rows, 0.0)
+        self._alone_ns[rows] = mean_ns + (taken_ns - mean_ns) / count
 
     def note_together(self, rows: int, taken_ns: int, held_up_ns: int) -> None:
         """After a step of the team, of which held_up_ns were waiting for helpers, or for a processor."""
@@ -39,11 +41,19 @@ class Busy:
         if 2 * held_up_ns > taken_ns:
             self._ahead_ns += alone_ns - taken_ns
             if self._ahead_ns < 0:
-                self._until_ns = time.monotonic_ns() - round(self.patience * self._ahead_ns)
-                self._least, self._count, self._ahead_ns = min(self.patience, FEWEST_ALONE), 0, 0.0
-                self.patience = min(4 * self.patience, MOST_PATIENCE)
+                lost_ns = round(-self._ahead_ns)
+                if alone_ns:
+                    self._run_alone(self.patience * lost_ns)
+                    self.patience = min(4 * self.patience, MOST_PATIENCE)
+                else:  # it is not known yet whether anything was lost
+                    self._run_alone(lost_ns)
         else:
             self._ahead_ns += max(alone_ns - taken_ns, 0.0)
             if self._ahead_ns > ENOUGH_AHEAD * alone_ns:
                 self._ahead_ns = ENOUGH_AHEAD * alone_ns if self.patience == 1 else 0.0
                 self.patience = max(1, self.patience // 2)
+
+    def _run_alone(self, for_ns: int) -> None:
+        self._until_ns = time.monotonic_ns() + min(max(for_ns, LEAST_ALONE_NS), MOST_ALONE_NS)
+        self._ahead_ns = 0.0
+        self._counts.clear()
