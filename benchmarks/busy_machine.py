@@ -1,10 +1,10 @@
 """What a busy machine costs the team: tfm decodes with it and with one thread, in turns, beside loops that never rest.
 
-    python benchmarks/busy_machine.py [--threads 2] [--repetitions 11]
+    python benchmarks/busy_machine.py [--threads 2] [--repetitions 31]
 
 writes results/busy/DATE-CPU.json: with one busy loop, and with one on each processor. tfm must not be slower than with
-one thread there. Whoever shares a processor with a loop is at the mercy of the scheduler: two models with one thread
-each differ by up to 3 % in such a run.
+one thread there. Whoever shares a processor with a loop is at the mercy of the scheduler, so a second model with one
+thread takes its turns too: by what it differs from the first, any two sides of this run may differ.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tfm.engine.store import DEFAULT_MODEL
 
 CTX = 1024
 TOKENS = 500
+CONTROL = f"{ONE_THREAD}, again"
 LOOP = "while True: pass"
 COUNTS = {"one": 1, "all": os.cpu_count() or 1}
 
@@ -59,7 +61,7 @@ def seconds(model: Model) -> float:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="what a busy machine costs the team", allow_abbrev=False)
     parser.add_argument("--threads", type=int, default=2, help="of the team (default 2)")
-    parser.add_argument("--repetitions", type=int, default=11, help="of each side (default 11)")
+    parser.add_argument("--repetitions", type=int, default=31, help="of each side (default 31)")
     parser.add_argument("--output", type=Path, help="file for the results (default: results/busy/DATE-CPU.json)")
     return parsed(parser)
 
@@ -72,10 +74,12 @@ def main() -> None:
     with (
         closing(load(DEFAULT_MODEL, threads=arguments.threads, ctx=CTX)) as team,
         closing(load(DEFAULT_MODEL, threads=1, ctx=CTX)) as alone,
+        closing(load(DEFAULT_MODEL, threads=1, ctx=CTX)) as again,
     ):
-        for model in (team, alone):
+        models = {"tfm": team, ONE_THREAD: alone, CONTROL: again}
+        for model in models.values():
             model.take_weights()  # as a run of many steps does by itself
-        runs = {"tfm": lambda: seconds(team), ONE_THREAD: lambda: seconds(alone)}
+        runs = {side: partial(seconds, model) for side, model in models.items()}
         for name, count in COUNTS.items():
             title = f"decode, q4, beside {count} busy loop{'s' * (count != 1)}"
             with loops(count):
