@@ -27,9 +27,9 @@ from tfm.kernels.kv_block import append_key, append_value, bytes_of_head
 from tfm.kernels.matmul import activations_at, multiply_piece
 from tfm.kernels.norm import normalize
 from tfm.kernels.quantize import quantize_row
-from tfm.kernels.records import AHEAD_BYTES, BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, SPAN, THREAD
+from tfm.kernels.records import BLOCK_ROWS, KV_BLOCK, KV_TYPES, LANES, NORMS, Q8, SPAN, THREAD
 from tfm.kernels.rope import rotate
-from tfm.kernels.simd import address_of, peek_i64, poke_i64, prefetch, record_at
+from tfm.kernels.simd import AHEAD_BYTES, address_of, peek_i64, poke_i64, prefetch, record_at
 from tfm.kernels.team import barrier, begin_step, next_step, publish, share
 
 LAYER_BYTES, SPAN_BYTES = LAYER.itemsize, SPAN.itemsize

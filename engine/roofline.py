@@ -18,13 +18,17 @@ from tfm.engine.progress import Progress
 from tfm.kernels.jit import Entry
 from tfm.kernels.packing import aligned_empty
 
-READ, FLOATS, NIBBLES, OCTETS = (
-    Entry(f"tfm.kernels.roofline:{name}", "iii") for name in ("read", "floats", "nibbles", "octets")
+READ, READ_SIDE_BY_SIDE, FLOATS, NIBBLES, OCTETS = (
+    Entry(f"tfm.kernels.roofline:{name}", "iii")
+    for name in ("read", "read_side_by_side", "floats", "nibbles", "octets")
 )
+READS = (READ, READ_SIDE_BY_SIDE)
+"""The loops that read memory: which is faster differs between processors, and that one counts."""
 PEAKS = {"f32": FLOATS, "bf16": FLOATS, "f16": FLOATS, "q8": OCTETS, "q4": NIBBLES}
 """The loop of multiply-adds of each weight format."""
 
 PASSES = 12
+CHOOSING = 6  # passes of each loop that reads, to find the faster
 READ_BYTES = 512_000_000  # at least 4 times the last cache
 ROUNDS = 8_000_000  # of a multiply loop: 30 ms. In 4 ms one thread was often done before the other had begun
 PAGE = 4096
@@ -41,7 +45,7 @@ class Machine:
 
 def prepare(progress: Progress | None = None) -> None:
     """Load or compile the loops."""
-    for entry in (READ, FLOATS, NIBBLES, OCTETS):
+    for entry in (*READS, FLOATS, NIBBLES, OCTETS):
         entry.prepare(progress)
 
 
@@ -55,7 +59,8 @@ class Loops:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._read, self._read_bytes = _reading(threads)
+        self._reads, self._read_bytes = _reading(threads)
+        self._fastest_read: Callable[[int], int] | None = None
         self._multiply = {entry: _multiplying(entry, threads) for entry in dict.fromkeys(PEAKS.values())}
 
     def measure(self, passes: int) -> Machine:
@@ -64,7 +69,8 @@ class Loops:
         bytes_s, macs_s = 0.0, dict.fromkeys(self._multiply, 0.0)
         with ThreadPoolExecutor(self._threads) as pool:
             for _ in range(passes):
-                bytes_s = max(bytes_s, self._read_bytes / _seconds(pool, together, self._read)[0])
+                for read in self._reads:
+                    bytes_s = max(bytes_s, self._read_bytes / _seconds(pool, together, read)[0])
                 for entry, run in self._multiply.items():
                     seconds, macs = _seconds(pool, together, run)
                     macs_s[entry] = max(macs_s[entry], macs / seconds)
@@ -75,19 +81,27 @@ class Loops:
         times = max(1, round(size / self._read_bytes))
         together = Barrier(self._threads)
         with ThreadPoolExecutor(self._threads) as pool:
-            seconds, _ = _seconds(pool, together, lambda i: sum(self._read(i) for _ in range(times)))
+            if self._fastest_read is None:
+                passes = [min(_seconds(pool, together, read)[0] for _ in range(CHOOSING)) for read in self._reads]
+                self._fastest_read = self._reads[int(np.argmin(passes))]
+            read = self._fastest_read
+            seconds, _ = _seconds(pool, together, lambda i: sum(read(i) for _ in range(times)))
         return seconds * size / (times * self._read_bytes)
 
 
-def _reading(threads: int) -> tuple[Callable[[int], int], int]:
-    """What thread i does to read its part of memory, and the bytes of all parts."""
+def _reading(threads: int) -> tuple[list[Callable[[int], int]], int]:
+    """What thread i may do to read its part of memory, and the bytes of all parts."""
     size = max(READ_BYTES, 4 * (last_cache_bytes() or 0))
     free = available_memory()
     size = (size if free is None else min(size, free // 4)) // threads // PAGE * PAGE
     memory = aligned_empty(size * threads)
     memory.view(np.float32)[:] = 1  # pages that nobody wrote to are all one page of zeros
     out = [aligned_empty(PAGE) for _ in range(threads)]
-    return lambda i: READ(memory.ctypes.data + i * size, size // 64, out[i].ctypes.data), size * threads
+
+    def reading(entry: Entry) -> Callable[[int], int]:
+        return lambda i: entry(memory.ctypes.data + i * size, size // 64, out[i].ctypes.data)
+
+    return [reading(entry) for entry in READS], size * threads
 
 
 def _multiplying(entry: Entry, threads: int) -> Callable[[int], int]:

@@ -49,6 +49,7 @@ def reference(x_MK: Any, weight: Weight, add_MN: Any = None) -> Any:
 # whole panels. scratch is the address of MULTIPLY_SCRATCH_BYTES that this thread alone writes.
 multiply_floats = bands.driver(
     by_float({module.CODE: module.band_row for module in FLOATS}),
+    by_float({module.CODE: module.band_rows for module in FLOATS}),
     by_float({module.CODE: module.start_block for module in FLOATS}),
 )
 multiply = by_format({q4.CODE: q4.multiply, q8.CODE: q8.multiply} | {module.CODE: multiply_floats for module in FLOATS})

@@ -10,7 +10,6 @@ import numpy as np
 
 LANES = 16  # outputs of a panel, one lane each
 BAND_PANELS = 2  # panels that lie interleaved, in the float formats
-AHEAD_BYTES = 2048  # how far ahead of what it reads from memory a kernel asks for what comes
 GROUP = 32  # columns that share one scale of quantised activations
 KV_BLOCK = 64  # positions of a cache block
 SEGMENT_BLOCKS = 8  # blocks that attention sums by themselves before it merges them; so the order of summation is fixed

@@ -172,8 +172,10 @@ def test_loops_do_their_work() -> None:
     rng = np.random.default_rng(0)
     memory, out = rng.random((64, 16), np.float32), rng.random((12, 16), np.float32)
     addresses = memory.ctypes.data, out.ctypes.data
-    roofline.READ(addresses[0], 64, addresses[1])
-    assert np.allclose(out[:8], memory.reshape(8, 8, 16).sum(0))
+    for read in roofline.READS:
+        out[:] = 0
+        read(addresses[0], 64, addresses[1])
+        assert np.allclose(out[:8], memory.reshape(8, 8, 16).sum(0))
     out[:] = start = rng.random((12, 16), np.float32)
     rows = roofline.FLOATS(addresses[0], 128, addresses[1]) // (128 * 16)
     assert np.allclose(out[:rows], start[:rows] + 2 * memory.sum(0) * start[0, 0], rtol=1e-4)

@@ -24,7 +24,7 @@ def cpu(name: str, features: str) -> dict[str, str]:
 
 FORCED = {
     "generic": {"NUMBA_CPU_NAME": "generic"},
-    "avx2": cpu("haswell", HASWELL),
+    "avx2": cpu("znver3", HASWELL),  # the one that reads two panels side by side
     "avx512": cpu("skylake-avx512", SKYLAKE),
     "avxvnni": cpu("alderlake", ALDERLAKE),
 }

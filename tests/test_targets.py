@@ -32,7 +32,8 @@ class Cpu:
 
     rows: of a tile. nibbles and bytes: the instruction of q4 and q8; `dots` of them are 4 columns of a row. fma: that
     of the formats in floating point; `fmas` of them are one column of a panel, `floats` one of a tile. lookup: what
-    bf12 finds the upper halves of weights with. register: how the widest are called.
+    bf12 finds the upper halves of weights with. register: how the widest are called. streams: panels or bands that a
+    kernel of one row reads side by side.
     """
 
     triple: str
@@ -46,11 +47,12 @@ class Cpu:
     floats: int
     lookup: str
     register: str
+    streams: int = 1
 
 
-def x86(features: str, rows: int, dot: str, parts: int, register: str) -> Cpu:
+def x86(features: str, rows: int, dot: str, parts: int, register: str, streams: int = 1) -> Cpu:
     floats = 24 if register == "zmm" else 12
-    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, floats, "vpshufb", register)
+    return Cpu(LINUX_X86, features, rows, dot, dot, parts, "vfmadd", parts, floats, "vpshufb", register, streams)
 
 
 def arm(nibbles: str, bytes_: str, dots: int = 4, triple: str = LINUX_ARM) -> Cpu:
@@ -59,6 +61,7 @@ def arm(nibbles: str, bytes_: str, dots: int = 4, triple: str = LINUX_ARM) -> Cp
 
 CPUS = {
     "haswell": x86(AVX2, 6, "vpmaddubsw", 2, "ymm"),
+    "znver3": x86(AVX2, 6, "vpmaddubsw", 2, "ymm", streams=2),
     "alderlake": x86(f"{AVX2},+avxvnni", 6, "vpdpbusd", 2, "ymm"),
     "skylake-avx512": x86(AVX512, 8, "vpmaddubsw", 1, "zmm"),
     "cascadelake": x86(f"{AVX512},+avx512vnni", 8, "vpdpbusd", 1, "zmm"),
@@ -151,9 +154,10 @@ def test_inner_loops(name: str) -> None:
             step = cpu.dots * (1 if row else cpu.rows)
         elif format == "bf12":
             step = 8 * cpu.fmas  # four columns of a band of two panels
-            assert names[cpu.lookup] == 2 * cpu.fmas, names
+            assert names[cpu.lookup] == 2 * cpu.fmas * cpu.streams, names
         else:
             step = 2 * cpu.fmas if row else cpu.floats
+        step *= cpu.streams if row else 1
         assert len(found) % step == 0, f"{title}: {len(found)} in the loop, {step} for all rows or panels"
         assert not names.keys() & (CALLS | SCALAR), title
         stack = sum(bool(re.search(r"%rsp|\bsp\b", line.operands)) for line in loop)

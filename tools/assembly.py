@@ -21,7 +21,7 @@ def entry(kernel: str) -> Any:
     """A compiled function of addresses around a micro-kernel."""
     from tfm.kernels import matmul
     from tfm.kernels.formats import affine, bands, finish
-    from tfm.kernels.simd import TILE
+    from tfm.kernels.simd import STREAMS, TILE
 
     matrix_at, activations_at = matmul.matrix_at, matmul.activations_at
     if kernel == "float":
@@ -30,16 +30,22 @@ def entry(kernel: str) -> Any:
     (module,) = (module for module in matmul.FORMATS if module.__name__.endswith(f".{name}"))
     if module.QUANTIZED:
         rows = 1 if row else TILE
-        tile = affine.tile_kernel(module.dots_of_group(rows), module.GROUP_BYTES, rows)
-    else:
+        product = affine.tile_kernel(module.dots_of_group(rows), module.GROUP_BYTES, rows, STREAMS if row else 1)
 
         @jit
-        def tile(matrix, panel, acts, t, bias, out, stride, add):
-            finish(module.band_row(matrix, panel, acts.values + t * acts.stride), bias, out, stride, add)
+        def tile(matrix, p, acts, t, out, stride, add):
+            product(matrix, p, p, acts, t, out, stride, add)
+    else:
+        product = module.band_rows if STREAMS == 2 else module.band_row
+
+        @jit
+        def tile(matrix, p, acts, t, out, stride, add):
+            for sums in product(matrix, p, acts.values + t * acts.stride, p):
+                finish(sums, 0, out, stride, add)
 
     @jit
-    def run(matrix, panel, acts, out, stride, t, bias, add):
-        tile(matrix_at(matrix), panel, activations_at(acts), t, bias, out, stride, add != 0)
+    def run(matrix, p, acts, out, stride, t, add):
+        tile(matrix_at(matrix), p, activations_at(acts), t, out, stride, add != 0)
 
     return run
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.records import BF12, BF16, F16, F32, Q4, Q8, panels_together
-from tfm.kernels.simd import add_rows, load_f32, store_f32, store_rows
+from tfm.kernels.records import BF12, BF16, F16, F32, LANES, Q4, Q8, panels_together
+from tfm.kernels.simd import AHEAD_BYTES, ASKED_BYTES, add_rows, load_f32, prefetch, store_f32, store_rows
 
 together = jit(panels_together)
 
@@ -36,6 +36,19 @@ def finish_panel(y, bias, out, add):
     if add:
         y = load_f32(out) + y
     store_f32(out, y)
+
+
+@inline
+def bias_of(matrix, panel):
+    """The address of a panel's bias; 0: none."""
+    return matrix.bias + 4 * LANES * panel if matrix.bias != 0 else 0
+
+
+@inline
+def ask_ahead(at, size):
+    """Ask for what comes AHEAD_BYTES after the `size` bytes that are read now."""
+    for line in range(0, size, ASKED_BYTES):
+        prefetch((at + line + AHEAD_BYTES) & -ASKED_BYTES)
 
 
 @inline

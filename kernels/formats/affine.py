@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from tfm.kernels.formats import finish
+from tfm.kernels.formats import bias_of, finish
 from tfm.kernels.jit import inline, jit
-from tfm.kernels.records import AHEAD_BYTES, GROUP, LANES, SCALE_TYPES
+from tfm.kernels.records import GROUP, LANES, SCALE_TYPES
 from tfm.kernels.simd import (
+    AHEAD_BYTES,
+    ASKED_BYTES,
+    STREAMS,
     TILE,
     f32x16,
     fma_dots,
@@ -69,8 +72,9 @@ def scale_at(address, scale_type):
     return peek_f32(address)
 
 
-def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
-    """The micro-kernel for `rows` rows of activations and one panel.
+def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int, streams: int = 1) -> Any:
+    """The micro-kernel for `rows` rows of activations and one panel; with two streams also for the one `apart` panels
+    after it, read side by side.
 
     dots_of_group(q, x8, x8_stride, groups, groups_stride) gives the tile of integer dots for 32 columns; group_bytes is
     what they occupy.
@@ -78,20 +82,21 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
     zeros = tile_of(f32x16, rows)
     # Many rows keep the processor so long with a panel that memory would wait. Asking for the next panel meanwhile made
     # a step of 16 rows of a model of 135M weights take 5.5 ms, which had taken 8.4. One row asks for what it reads
-    # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24. It
-    # asks for every other line only: asked for each of them, a thread on a Zen 4 with the code for AVX2 read 28 GB/s
-    # for 0.2 s and then 14 for good; asked for every other one or none, 28.
+    # soon: from memory, 4-bit weights then come at 29 GB/s, where they came at 20; 1 KB ahead it was 26, 4 KB 24. On
+    # most processors it asks for every other line only: asked for each of them, a thread on a Zen 4 with the code for
+    # AVX2 read 28 GB/s for 0.2 s and then 14 for good; asked for every other one or none, 28.
     # The results of many rows are asked for as well: those of 512 rows and 1536 outputs lie beyond the second cache,
     # and took 16 % longer when the stores at a tile's end came unannounced.
     next_panel = rows > 1
-    line = 64 if next_panel else 128
+    line = 64 if next_panel else ASKED_BYTES
 
     @jit
-    def tile(matrix, panel, acts, t, bias, out, out_stride, add):
-        acc = zeros()
+    def tile(matrix, p, apart, acts, t, out, out_stride, add):
+        panel, target = matrix.data + p * matrix.panel_bytes, out + t * out_stride + 4 * LANES * p
+        acc, other, distance = zeros(), zeros(), apart * matrix.panel_bytes
         if next_panel:
             for r in range(rows):
-                prefetch(out + r * out_stride)
+                prefetch(target + r * out_stride)
         x8, x8_stride = acts.quantized + t * acts.quantized_stride, acts.quantized_stride
         groups, groups_stride = acts.groups + t * acts.groups_stride, acts.groups_stride
         scale_type = matrix.scale_type
@@ -99,14 +104,24 @@ def tile_kernel(dots_of_group: Any, group_bytes: int, rows: int) -> Any:
         ahead = matrix.panel_bytes if next_panel else AHEAD_BYTES
         for _ in range(matrix.columns // matrix.group_size):
             scale, offset = load_scales(panel, scale_type), load_scales(panel + skip, scale_type)
+            if streams == 2:
+                at = panel + distance
+                other_scale, other_offset = load_scales(at, scale_type), load_scales(at + skip, scale_type)
             panel += 2 * skip
             for _ in range(matrix.group_size // GROUP):
                 for begin in range(0, group_bytes + 64, line):
                     prefetch(panel + ahead + begin)
+                    if streams == 2:
+                        prefetch(panel + distance + ahead + begin)
                 dots = dots_of_group(panel, x8, x8_stride, groups, groups_stride)
                 acc = fma_dots(acc, dots, scale, offset, groups, groups_stride)
+                if streams == 2:
+                    dots = dots_of_group(panel + distance, x8, x8_stride, groups, groups_stride)
+                    other = fma_dots(other, dots, other_scale, other_offset, groups, groups_stride)
                 panel, x8, groups = panel + group_bytes, x8 + GROUP, groups + 16
-        finish(acc, bias, out, out_stride, add)
+        finish(acc, bias_of(matrix, p), target, out_stride, add)
+        if streams == 2:
+            finish(other, bias_of(matrix, p + apart), target + 4 * LANES * apart, out_stride, add)
 
     return tile
 
@@ -117,26 +132,30 @@ def driver(dots_of_group: Callable[[int], Any], group_bytes: int) -> Any:
     dots_of_group(rows) is what tile_kernel takes.
     """
     full, four, two, one = (tile_kernel(dots_of_group(rows), group_bytes, rows) for rows in (TILE, 4, 2, 1))
+    pair = tile_kernel(dots_of_group(1), group_bytes, 1, streams=2)
 
     @jit
     def drive(matrix, acts, begin, end, first, last, out, stride, add, scratch):
+        if STREAMS == 2 and end - begin == 1:
+            half = (last - first) // 2
+            for p in range(first, first + half):
+                pair(matrix, p, half, acts, begin, out, stride, add)
+            first += 2 * half
         for block in range(begin, end, ROW_BLOCK):
             stop = min(end, block + ROW_BLOCK)
             for p in range(first, last):
-                panel, target = matrix.data + p * matrix.panel_bytes, out + 4 * LANES * p
-                bias = matrix.bias + 4 * LANES * p if matrix.bias != 0 else 0
                 t = block
                 while t + TILE <= stop:
-                    full(matrix, panel, acts, t, bias, target + t * stride, stride, add)
+                    full(matrix, p, 0, acts, t, out, stride, add)
                     t += TILE
                 if t + 4 <= stop:
-                    four(matrix, panel, acts, t, bias, target + t * stride, stride, add)
+                    four(matrix, p, 0, acts, t, out, stride, add)
                     t += 4
                 if t + 2 <= stop:
-                    two(matrix, panel, acts, t, bias, target + t * stride, stride, add)
+                    two(matrix, p, 0, acts, t, out, stride, add)
                     t += 2
                 if t < stop:
-                    one(matrix, panel, acts, t, bias, target + t * stride, stride, add)
+                    one(matrix, p, 0, acts, t, out, stride, add)
 
     return drive
 

@@ -17,7 +17,12 @@ of two) are unpacked to float32, and they stay in the nearest cache while tile a
 columns of the rows stay in the second. Two panels share the broadcast of an activation.
 
 A format gives
-    band_row(matrix, p, x)     the sums of one row of activations with the band that begins with panel p: a tile of two
+    band_row(matrix, p, x, apart)
+                               the sums of one row of activations with the band that begins with panel p, and with the
+                               one that lies `apart` bytes after it: tiles of two panels. Where `streams` is 1 the
+                               second is nothing
+    band_rows(matrix, p, x, apart)
+                               the same with two streams
     start_block(matrix, p, begin, columns, rows, unpacked, x, sums)
                                unpacks so many columns of PANELS_AT_ONCE panels from p on; it may multiply the first
                                rows meanwhile, and returns how many it has multiplied
@@ -25,7 +30,7 @@ A format gives
 
 from typing import Any
 
-from tfm.kernels.formats import finish, finish_panel
+from tfm.kernels.formats import bias_of, finish, finish_panel
 from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import (
     BAND_PANELS,
@@ -41,6 +46,7 @@ from tfm.kernels.records import (
 )
 from tfm.kernels.simd import (
     PANELS_AT_ONCE,
+    STREAMS,
     TARGET,
     TILE,
     add_rows,
@@ -162,7 +168,7 @@ def finish_rows(sums, rows, bias, out, out_stride, add):
         finish_panel(load_f32(sums + t * UNPACKED_STRIDE), bias, out + t * out_stride, add)
 
 
-def driver(band_row: Any, start_block: Any) -> Any:
+def driver(band_row: Any, band_rows: Any, start_block: Any) -> Any:
     """y = x W^T for rows begin .. end - 1 and panels first .. last - 1; see kernels/matmul.py."""
 
     @jit
@@ -192,17 +198,23 @@ def driver(band_row: Any, start_block: Any) -> Any:
                 tiles(scratch, copied, done, rows, columns, target, ahead, steps // turns, step_bytes)
         for p in range(first, last):
             pair, i = divmod(p - begin_panel, PANELS_AT_ONCE)
-            bias = matrix.bias + VECTOR_BYTES * p if matrix.bias != 0 else 0
             at = sums + pair * sums_bytes + i * VECTOR_BYTES
-            finish_rows(at, rows, bias, out + VECTOR_BYTES * p, out_stride, add)
+            finish_rows(at, rows, bias_of(matrix, p), out + VECTOR_BYTES * p, out_stride, add)
 
     @jit
     def drive_row(matrix, x, first, last, out, add):
-        """One row: band after band; a thread's share may begin or end within one."""
+        """One row: band after band, or two at once; a thread's share may begin or end within one."""
         p = first
+        if STREAMS == 2 and p % BAND_PANELS == 0:
+            half = (last - first) // (2 * BAND_PANELS) * BAND_PANELS
+            for p in range(first, first + half, BAND_PANELS):
+                acc, other = band_rows(matrix, p, x, half * matrix.panel_bytes)
+                finish(acc, bias_of(matrix, p), out + VECTOR_BYTES * p, 0, add)
+                finish(other, bias_of(matrix, p + half), out + VECTOR_BYTES * (p + half), 0, add)
+            p = first + 2 * half
         while p < last:
-            bias, target = matrix.bias + VECTOR_BYTES * p if matrix.bias != 0 else 0, out + VECTOR_BYTES * p
-            acc, following = band_row(matrix, p - p % BAND_PANELS, x), next_band(p)
+            bias, target = bias_of(matrix, p), out + VECTOR_BYTES * p
+            (acc, _), following = band_row(matrix, p - p % BAND_PANELS, x, 0), next_band(p)
             if p % BAND_PANELS == 0 and following <= last:
                 finish(acc, bias, target, 0, add)
             else:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tfm.kernels.formats import ask_ahead
 from tfm.kernels.formats.bands import (
     COPY_STRIDE,
     SUM_COLUMNS,
@@ -31,7 +32,6 @@ from tfm.kernels.formats.bands import (
 from tfm.kernels.jit import inline, jit
 from tfm.kernels.records import (
     ABSENT,
-    AHEAD_BYTES,
     BAND_PANELS,
     BF12,
     BLOCK_COLUMNS,
@@ -63,7 +63,6 @@ from tfm.kernels.simd import (
     poke_i8,
     poke_i64,
     poke_u32,
-    prefetch,
     set_value,
     store_rows,
     tile_of,
@@ -98,34 +97,59 @@ def with_strays(weights, stray, column):
     return weights, stray
 
 
-@jit
-def band_row(matrix, p, x):
-    """It asks for what it reads soon, for every other line of it (a unit has three); affine.py says why."""
-    band = band_of(matrix, p)
-    table, stray, at = load_table(band), band + TABLE_BYTES, place(matrix, p, 0)
-    acc = zeros()
-    for begin in range(0, matrix.columns, SUM_COLUMNS):
-        part, k, stop = zeros(), begin, min(begin + SUM_COLUMNS, matrix.columns)
-        while k < stop:
-            until = min(stop - stop % UNIT_COLUMNS, column_of(stray))
-            for _ in range(k, until, UNIT_COLUMNS):
-                for line in range(0, UNIT_BYTES, 128):
-                    prefetch((at + line + AHEAD_BYTES) & -128)
-                part = fma_unit(part, at, table, x)
-                at, x = at + UNIT_BYTES, x + 4 * UNIT_COLUMNS
-            k = max(k, until)
-            if k < stop:  # a unit with strays, or less than one
-                weights, stray = with_strays(load_unit(at, table), stray, k)
-                part = fma_first(part, weights, x)
-                if k + 1 < stop:
-                    part = fma_second(part, weights, x)
-                if k + 2 < stop:
-                    part = fma_third(part, weights, x)
-                if k + 3 < stop:
-                    part = fma_fourth(part, weights, x)
-                k, at, x = k + UNIT_COLUMNS, at + UNIT_BYTES, x + 4 * UNIT_COLUMNS
-        acc = add_tile(acc, part)
-    return acc
+@inline
+def fma_strays(part, at, table, stray, k, count, x):
+    """part with a unit that has strays, of which `stray` is the first, or less than four columns; the next stray."""
+    weights, stray = with_strays(load_unit(at, table), stray, k)
+    part = fma_first(part, weights, x)
+    if count > 1:
+        part = fma_second(part, weights, x)
+    if count > 2:
+        part = fma_third(part, weights, x)
+    if count > 3:
+        part = fma_fourth(part, weights, x)
+    return part, stray
+
+
+def row_kernel(streams: int) -> Any:
+    """The micro-kernel for one row of activations and a band, or two; `streams` is as bands.py has it."""
+
+    @jit
+    def row(matrix, p, x, apart):
+        band = band_of(matrix, p)
+        table, stray, at = load_table(band), band + TABLE_BYTES, place(matrix, p, 0)
+        other_table, other_stray = load_table(band + apart), stray + apart
+        acc, other = zeros(), zeros()
+        for begin in range(0, matrix.columns, SUM_COLUMNS):
+            part, other_part = zeros(), zeros()
+            k, stop = begin, min(begin + SUM_COLUMNS, matrix.columns)
+            while k < stop:
+                until = min(stop - stop % UNIT_COLUMNS, column_of(stray))
+                if streams == 2:
+                    until = min(until, column_of(other_stray))
+                for _ in range(k, until, UNIT_COLUMNS):
+                    ask_ahead(at, UNIT_BYTES)
+                    if streams == 2:
+                        ask_ahead(at + apart, UNIT_BYTES)
+                    part = fma_unit(part, at, table, x)
+                    if streams == 2:
+                        other_part = fma_unit(other_part, at + apart, other_table, x)
+                    at, x = at + UNIT_BYTES, x + 4 * UNIT_COLUMNS
+                k = max(k, until)
+                if k < stop:
+                    part, stray = fma_strays(part, at, table, stray, k, stop - k, x)
+                    if streams == 2:
+                        other_part, other_stray = fma_strays(
+                            other_part, at + apart, other_table, other_stray, k, stop - k, x
+                        )
+                    k, at, x = k + UNIT_COLUMNS, at + UNIT_BYTES, x + 4 * UNIT_COLUMNS
+            acc, other = add_tile(acc, part), add_tile(other, other_part)
+        return acc, other
+
+    return row
+
+
+band_row, band_rows = row_kernel(1), row_kernel(2)
 
 
 @inline

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfm.kernels.formats import ask_ahead
 from tfm.kernels.formats.bands import (
     COPY_STRIDE,
     SUM_COLUMNS,
@@ -20,7 +21,7 @@ from tfm.kernels.formats.bands import (
     place,
 )
 from tfm.kernels.jit import jit
-from tfm.kernels.records import AHEAD_BYTES, BAND_PANELS, BF16, F32, LANES
+from tfm.kernels.records import BAND_PANELS, BF16, F32, LANES
 from tfm.kernels.simd import (
     PANELS_AT_ONCE,
     add_rows,
@@ -37,33 +38,35 @@ from tfm.kernels.simd import (
     poke_f32,
     poke_u16,
     poke_u32,
-    prefetch,
     store_f32,
     store_rows,
     tile_of,
 )
 
 
-def row_kernel(load: Any, element_bytes: int) -> Any:
-    """The micro-kernel for one row of activations and a band.
+def row_kernel(load: Any, element_bytes: int, streams: int) -> Any:
+    """The micro-kernel for one row of activations and a band, or two.
 
-    It asks for what it reads soon, for every other line of it; kernels/formats/affine.py says why.
+    It asks for what it reads soon; kernels/formats/affine.py says why. `streams` is as bands.py has it.
     """
     zeros, fma = tile_of(f32x16, 1, BAND_PANELS), fma_tile(load)
     step = LANES * element_bytes
 
     @jit
-    def row(matrix, p, x):
-        acc, panel = zeros(), place(matrix, p, 0)
+    def row(matrix, p, x, apart):
+        acc, other, panel = zeros(), zeros(), place(matrix, p, 0)
         for begin in range(0, matrix.columns, SUM_COLUMNS):
-            part = zeros()
+            part, other_part = zeros(), zeros()
             for k in range(begin, min(begin + SUM_COLUMNS, matrix.columns)):
                 at = panel + k * (BAND_PANELS * step)
-                for line in range(0, BAND_PANELS * step, 128):
-                    prefetch((at + line + AHEAD_BYTES) & -128)
+                ask_ahead(at, BAND_PANELS * step)
+                if streams == 2:
+                    ask_ahead(at + apart, BAND_PANELS * step)
                 part = fma(part, at, step, x + 4 * k, 0)
-            acc = add_tile(acc, part)
-        return acc
+                if streams == 2:
+                    other_part = fma(other_part, at + apart, step, x + 4 * k, 0)
+            acc, other = add_tile(acc, part), add_tile(other, other_part)
+        return acc, other
 
     return row
 

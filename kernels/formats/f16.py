@@ -8,6 +8,6 @@ CODE = F16
 QUANTIZED = False
 ELEMENT_BYTES = 2
 
-band_row = dense.row_kernel(load_f16, ELEMENT_BYTES)
+band_row, band_rows = (dense.row_kernel(load_f16, ELEMENT_BYTES, streams) for streams in (1, 2))
 start_block = dense.block_starter(load_f16, ELEMENT_BYTES)
 pack, embed = dense.pack, dense.embed

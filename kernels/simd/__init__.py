@@ -81,17 +81,26 @@ from tfm.kernels.simd.tiles import (
     tile_of,
     vector_of,
 )
-from tfm.kernels.simd.vectors import LANES, PANELS_AT_ONCE, TARGET, TILE, f32x16
+from tfm.kernels.simd.vectors import (
+    AHEAD_BYTES,
+    ASKED_BYTES,
+    LANES,
+    PANELS_AT_ONCE,
+    STREAMS,
+    TARGET,
+    TILE,
+    f32x16,
+)
 
 # fmt: off
 __all__ = [
-    "LANES", "PANELS_AT_ONCE", "TARGET", "TILE", "absolute", "add_rows", "add_tile", "address_of", "atomic_add",
-    "atomic_load", "atomic_store", "byte_sums", "columns_of", "dot_bytes", "dot_nibbles", "exp", "exp_below", "f32x16",
-    "first_lanes", "fma", "fma_column", "fma_dots", "fma_tile", "fma_unit", "fma_unpack_tile",
-    "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32", "load_i8", "load_rows",
-    "load_table", "load_unit", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause", "peek_bf16",
-    "peek_f16", "peek_f32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_f64",
-    "poke_i8", "poke_i32", "poke_i64", "poke_u16", "poke_u32", "prefetch", "record_at", "reduce_add",
-    "reduce_max", "round_even", "set_value", "splat", "store_f16", "store_f32", "store_first", "store_i8",
-    "store_rows", "tanh", "tile_of", "vector_of",
+    "AHEAD_BYTES", "ASKED_BYTES", "LANES", "PANELS_AT_ONCE", "STREAMS", "TARGET", "TILE", "absolute", "add_rows",
+    "add_tile", "address_of", "atomic_add", "atomic_load", "atomic_store", "byte_sums", "columns_of", "dot_bytes",
+    "dot_nibbles", "exp", "exp_below", "f32x16", "first_lanes", "fma", "fma_column", "fma_dots", "fma_tile",
+    "fma_unit", "fma_unpack_tile", "half_bits", "high_nibbles", "load_bf16", "load_bytes", "load_f16", "load_f32",
+    "load_i8", "load_rows", "load_table", "load_unit", "low_nibbles", "maximum", "minimum", "nibble_sums", "pause",
+    "peek_bf16", "peek_f16", "peek_f32", "peek_i64", "peek_u8", "peek_u16", "peek_u32", "poke_f32", "poke_f64",
+    "poke_i8", "poke_i32", "poke_i64", "poke_u16", "poke_u32", "prefetch", "record_at", "reduce_add", "reduce_max",
+    "round_even", "set_value", "splat", "store_f16", "store_f32", "store_first", "store_i8", "store_rows", "tanh",
+    "tile_of", "vector_of",
 ]

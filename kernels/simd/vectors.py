@@ -16,6 +16,7 @@ TARGET = current_target()
 # on any CPU that LLVM knows, 6 do on some, where 32 columns of q4 then take 106 instructions a row, not 88.
 TILE = 8 if TARGET.has_avx512 else 5 if TARGET.is_aarch64 else 6
 PANELS_AT_ONCE = 2 if TARGET.has_avx512 else 1  # tiles that the registers hold side by side
+STREAMS, AHEAD_BYTES, ASKED_BYTES = TARGET.reading
 
 F32, F64, F16 = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
