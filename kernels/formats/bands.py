@@ -65,6 +65,9 @@ from tfm.kernels.simd import (
 
 TILE_ROWS = 12 if TARGET.has_avx512 else TILE  # of 32 registers 24 hold sums, 2 weights and 1 an activation
 SUM_COLUMNS = 64  # columns that are summed by themselves
+# Columns that a tile of 6 rows takes between two jumps: on a Zen 3 a prompt in bf16 took 9 % less time so, with two 5 %
+# less, with eight as much as with one. A tile of 12 rows has enough to do between them.
+UNROLLED = 1 if TARGET.has_avx512 else 4
 VECTOR_BYTES = 4 * LANES
 UNPACKED_STRIDE = PANELS_AT_ONCE * VECTOR_BYTES  # of a column of the panels that are multiplied at once
 UNPACKED_BYTES = BLOCK_COLUMNS * UNPACKED_STRIDE
@@ -116,8 +119,14 @@ def tile_kernel(rows: int) -> Any:
                     prefetch(ahead + line)
                 ahead += step_bytes
             part = zeros()
-            for k in range(begin, min(begin + SUM_COLUMNS, columns)):
+            k, stop = begin, min(begin + SUM_COLUMNS, columns)
+            while k + UNROLLED <= stop:
+                for i in range(k, k + UNROLLED):
+                    part = fma(part, w + i * UNPACKED_STRIDE, VECTOR_BYTES, x + 4 * i, COPY_STRIDE)
+                k += UNROLLED
+            while k < stop:
                 part = fma(part, w + k * UNPACKED_STRIDE, VECTOR_BYTES, x + 4 * k, COPY_STRIDE)
+                k += 1
             store_rows(add_rows(part, sums, UNPACKED_STRIDE), sums, UNPACKED_STRIDE)
 
     return tile
