@@ -50,13 +50,15 @@ class Team:
 
     columns is the widest row that a matmul reads, scratch_bytes what attention and matmuls need. The helpers are daemon
     threads that never leave compiled code: between steps they spin for a moment and then sleep. They hold no reference
-    to the team, which ends them when it goes. Who prepares and runs a step holds `lock`.
+    to the team, which ends them when it goes. A step is prepared and run within `with team`, by one Python thread at a
+    time; a signal handler that comes meanwhile can neither step, which is an error, nor end the helpers before it ends.
     """
 
     def __init__(
         self, threads: int, work: int, columns: int, scratch_bytes: int, alone_when_busy: bool = True
     ) -> None:  # fmt: skip
         self.threads, self.lock, self._alone_when_busy = threads, threading.RLock(), alone_when_busy and threads > 1
+        self._is_stepping = self._ends_after_step = False
         self._busy = Busy()
         self.steps_alone = 0  # of all so far
         self._sizes = work, columns, scratch_bytes
@@ -80,10 +82,10 @@ class Team:
             self._memory += [acts, memory, scratch, clock]
             addresses = acts.ctypes.data, scratch.ctypes.data
             self._records[index] = (index, self.threads, team, 0, 0, work, *addresses, 0, 0, clock.ctypes.data)
+        self._end = weakref.finalize(self, DISSOLVE, team)  # before there are helpers: not all may get to begin
         for index in range(1, self.threads):
             helper = threading.Thread(target=_help, args=(self._records, index, self._memory), daemon=True)
             helper.start()
-        self._end = weakref.finalize(self, DISSOLVE, team)
 
     @staticmethod
     def prepare(progress: Progress | None = None) -> None:
@@ -108,10 +110,25 @@ class Team:
         elif self._alone_when_busy:
             self._busy.note_together(rows, taken_ns, waited_ns + taken_ns - used_ns)
 
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self._is_stepping:  # the lock lets its own thread in
+            self.lock.release()
+            raise RuntimeError("a signal handler cannot run a step: the step that it interrupted has not ended")
+        self._is_stepping = True
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_stepping = False
+        if self._ends_after_step:
+            self.close()
+        self.lock.release()
+
     def close(self) -> None:
-        """End the helpers. A later step starts new ones."""
+        """End the helpers, after the step that a signal handler has interrupted. A later step starts new ones."""
         with self.lock:
-            self._end()
+            self._ends_after_step = self._is_stepping
+            if not self._is_stepping:
+                self._end()
 
 
 def _forked(team_ref: "weakref.ref[Team]") -> None:
@@ -119,6 +136,7 @@ def _forked(team_ref: "weakref.ref[Team]") -> None:
     team = team_ref()
     if team is not None:
         team.lock = threading.RLock()
+        team._is_stepping = False
         team._end.detach()
 
 
