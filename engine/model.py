@@ -130,8 +130,7 @@ class Model:
         out = np.empty((count, self._logits_width), np.float32)
         address = data_address(out)
         for part in [pieces] if 0 < rows <= MAX_ROWS else _parts(pieces):
-            with self._team:
-                address += out.strides[0] * self._run(part, address)
+            address += out.strides[0] * self._team.step(self._run, part, address)
         return out if self._logits_width == self.config.vocab_size else out[:, : self.config.vocab_size]
 
     def checked(self, ids: "Items[int] | npt.NDArray[np.integer[Any]]") -> list[int]:

@@ -4,8 +4,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ MULTIPLY = Entry("tfm.kernels.matmul:multiply_part", 10 * "i")
 FOUND = Entry("tfm.kernels.team:found", "i")
 DISSOLVE = Entry("tfm.kernels.team:dissolve", "i")
 RUN = Entry("tfm.engine.forward:run", "i", (records.__file__,), (MULTIPLY, ATTEND, SUM_EXPONENTIALS, FOUND, DISSOLVE))
+
+Result = TypeVar("Result")
 
 
 def activation_rows(rows: int, columns: int) -> tuple[np.ndarray[Any, np.dtype[Any]], Any]:
@@ -50,8 +53,8 @@ class Team:
 
     columns is the widest row that a matmul reads, scratch_bytes what attention and matmuls need. The helpers are daemon
     threads that never leave compiled code: between steps they spin for a moment and then sleep. They hold no reference
-    to the team, which ends them when it goes. A step is prepared and run within `with team`, by one Python thread at a
-    time; a signal handler that comes meanwhile can neither step, which is an error, nor end the helpers before it ends.
+    to the team, which ends them when it goes. A step is prepared and run by `step`; what else must not change during
+    one holds `lock`.
     """
 
     def __init__(
@@ -110,18 +113,23 @@ class Team:
         elif self._alone_when_busy:
             self._busy.note_together(rows, taken_ns, waited_ns + taken_ns - used_ns)
 
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        if self._is_stepping:  # the lock lets its own thread in
-            self.lock.release()
-            raise RuntimeError("a signal handler cannot run a step: the step that it interrupted has not ended")
-        self._is_stepping = True
+    def step(self, prepare_and_run: Callable[..., Result], *arguments: Any) -> Result:
+        """Call it, for one Python thread at a time.
 
-    def __exit__(self, *_error: object) -> None:
-        self._is_stepping = False
-        if self._ends_after_step:
-            self.close()
-        self.lock.release()
+        A signal handler that comes meanwhile cannot run a step, which raises RuntimeError, and helpers that it ends
+        stay until the step has ended. (No context manager: Ctrl-C may come between its first line and the `with`, and
+        the lock would stay.)
+        """
+        with self.lock:
+            if self._is_stepping:  # the lock lets its own thread in
+                raise RuntimeError("a signal handler cannot run a step: the step that it interrupted has not ended")
+            try:
+                self._is_stepping = True
+                return prepare_and_run(*arguments)
+            finally:
+                self._is_stepping = False
+                if self._ends_after_step:
+                    self.close()
 
     def close(self) -> None:
         """End the helpers, after the step that a signal handler has interrupted. A later step starts new ones."""
@@ -136,7 +144,7 @@ def _forked(team_ref: "weakref.ref[Team]") -> None:
     team = team_ref()
     if team is not None:
         team.lock = threading.RLock()
-        team._is_stepping = False
+        team._is_stepping = team._ends_after_step = False
         team._end.detach()
 
 

@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     asked_bytes: int
 
 
-READING = Reading(1, 2048, 128)  # measured on Zen 4, Zen 5 and Sapphire Rapids
+READING = Reading(1, 2048, 128)  # measured on Zen 4 (kernels/formats/affine.py)
 # Zen 3 reads 15 to 20 GB/s where every line is asked for, and 10 to 13 where every other one is, less than with none;
 # 1 KB ahead is 5 to 10 % faster than 2 KB, and two places side by side are 17 to 20 % faster than one, or than four.
 READINGS = {"znver3": Reading(2, 1024, 64)}
